@@ -1,0 +1,102 @@
+"""What flows between stages at run time: rows with named columns, never padded.
+
+A column is one of
+  * `Packed`: a ragged per-token column, all rows' values one after another,
+  * a numpy array with one entry per row,
+  * a list with one entry per row (text, records).
+
+Columns by name (dtype, per row or per token):
+  prompts   uid int64: number of the row in the data stream, unique over epochs · record list[dict]: the data row ·
+            prompt_ids int64/token · prompt_text list[str]
+  samples   all of the above repeated n times, and group int64: index of the prompt in the batch · sample int64:
+            0..n-1 inside the group · response_ids int64/token (end token included when it was sampled) ·
+            logprobs float32/token: of the policy that sampled, at the sampling temperature · text list[str]: decoded
+            without special tokens · truncated bool: max_new was reached without an end token · version int64: of the
+            weights that sampled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Ragged rows in one tensor. `values` [total tokens], `offsets` int64 [rows + 1], offsets[0] = 0."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[float] | torch.Tensor], dtype: torch.dtype) -> Packed:
+        tensors = [torch.as_tensor(row, dtype=dtype) for row in rows]
+        lengths = torch.tensor([0, *(len(t) for t in tensors)], dtype=torch.int64)
+        values = torch.cat(tensors) if tensors else torch.empty(0, dtype=dtype)
+        return cls(values, torch.cumsum(lengths, 0))
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """int64 [rows]"""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def row(self, index: int) -> torch.Tensor:
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> Packed:
+        """The given rows, in the given order."""
+        return Packed.from_rows([self.row(int(i)) for i in indices], self.values.dtype)
+
+    def row_ids(self) -> torch.Tensor:
+        """int64 [total]: the row each value belongs to."""
+        return torch.repeat_interleave(torch.arange(self.rows), self.lengths)
+
+
+Column = Packed | np.ndarray | list[Any]
+
+
+@dataclass
+class Batch:
+    """Rows with named columns; see the module's text for the names."""
+
+    rows: int
+    columns: dict[str, Column] = field(default_factory=dict)
+
+    def packed(self, name: str) -> Packed:
+        column = self.columns[name]
+        assert isinstance(column, Packed), f"{name} is not a per-token column"
+        return column
+
+    def array(self, name: str) -> np.ndarray:
+        column = self.columns[name]
+        assert isinstance(column, np.ndarray), f"{name} is not a per-row array"
+        return column
+
+    def items(self, name: str) -> list[Any]:
+        column = self.columns[name]
+        assert isinstance(column, list), f"{name} is not a list column"
+        return column
+
+    def with_columns(self, **columns: Column) -> Batch:
+        return Batch(self.rows, {**self.columns, **columns})
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> Batch:
+        """The given rows of every column, in the given order."""
+        chosen = [int(i) for i in indices]
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Packed):
+                columns[name] = column.select(chosen)
+            elif isinstance(column, np.ndarray):
+                columns[name] = column[chosen]
+            else:
+                columns[name] = [column[i] for i in chosen]
+        return Batch(len(chosen), columns)

@@ -1,0 +1,5 @@
+"""`python -m rlflow`."""
+
+from rlflow.cli import main
+
+main()

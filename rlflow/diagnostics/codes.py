@@ -1,0 +1,65 @@
+"""The one table of diagnostic codes. A code never changes its meaning; each has a page in docs/errors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CODES: Final[dict[str, str]] = {
+    # 0xxx syntax
+    "RLF0001": "unexpected-text",
+    "RLF0002": "unexpected-end",
+    "RLF0003": "unexpected-character",
+    "RLF0004": "unterminated-string",
+    # 1xxx names and types
+    "RLF1001": "unknown-name",
+    "RLF1002": "defined-twice",
+    "RLF1003": "unknown-keyword",
+    "RLF1004": "missing-argument",
+    "RLF1005": "wrong-unit",
+    "RLF1006": "unknown-unit",
+    "RLF1007": "wrong-type",
+    "RLF1008": "missing-field",
+    "RLF1009": "other-rows",
+    "RLF1010": "out-of-range",
+    "RLF1011": "unknown-override",
+    "RLF1012": "missing-file",
+    "RLF1013": "unused-value",
+    "RLF1014": "not-trainable",
+    "RLF1015": "no-training",
+    "RLF1016": "same-weights",
+    # 2xxx placement, memory, resources
+    "RLF2001": "does-not-divide",
+    "RLF2002": "group-too-small",
+    "RLF2003": "not-enough-devices",
+    "RLF2004": "microbatch-too-large",
+    "RLF2005": "not-placed",
+    # 3xxx staleness, versions, schedule
+    "RLF3001": "staleness-not-allowed",
+    # 4xxx plan and backend capability
+    "RLF4001": "not-a-plan",
+    "RLF4002": "source-changed",
+    "RLF4003": "not-supported-yet",
+    # 5xxx runtime
+    "RLF5001": "model-without-weights",
+    "RLF5002": "bad-data-row",
+    "RLF5003": "reward-raised",
+    "RLF5004": "reward-timeout",
+    "RLF5005": "reward-result",
+    "RLF5006": "stage-failed",
+    "RLF5007": "prompt-too-long",
+    "RLF5008": "no-resources",
+    "RLF5009": "not-finite",
+    "RLF5010": "bad-checkpoint",
+    "RLF5011": "worker-died",
+    "RLF5012": "missing-package",
+    "RLF5013": "bad-model",
+    "RLF5014": "bad-reward-function",
+    "RLF5015": "bad-data",
+    # 9xxx internal
+    "RLF9001": "internal-error",
+}
+
+
+def slug(code: str) -> str:
+    """The readable name of a code; KeyError for a code that is not in the table."""
+    return CODES[code]

@@ -1,0 +1,271 @@
+"""The plan: what a compile decides and a backend executes, as one canonical JSON file.
+
+A plan is a value. `Plan.to_json()` has sorted keys and no timestamps, so the same input gives the same bytes. Unknown
+keys are errors, and a plan of another major format version is refused. Ops and declarations are the dataclasses of
+`rlflow.ir.ops`, stored as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlflow.ir.ops import (
+    DatasetScorer,
+    FileData,
+    FrozenModel,
+    Generate,
+    GroupNormalize,
+    GymData,
+    HfModel,
+    Logprobs,
+    PythonReward,
+    Score,
+    Take,
+    TinyModel,
+    Train,
+)
+
+FORMAT = "rlflow.plan"
+FORMAT_VERSION = "1.0"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpanRef(_Model):
+    """A place in a source file; lines and columns count from 1, the end is exclusive."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+Reason = Literal[
+    "written",
+    "weights-changed",
+    "old-logprobs",
+    "asynchronous-call",
+    "keep-progress",
+]
+
+
+class Because(_Model):
+    """Why an instruction or stage is there. `written` = the user wrote it; the others were inserted by a pass."""
+
+    reason: Reason
+    span: SpanRef
+    inserted_by: str = ""
+    """The pass; empty when written."""
+
+
+class Source(_Model):
+    """A file the plan was made from."""
+
+    path: str
+    sha256: str
+
+
+DataSourceField = Annotated[FileData | GymData, Field(discriminator="kind")]
+ModelSourceField = Annotated[HfModel | TinyModel | FrozenModel, Field(discriminator="kind")]
+RewardSourceField = Annotated[PythonReward | DatasetScorer, Field(discriminator="kind")]
+OpField = Annotated[Take | Generate | Logprobs | Score | GroupNormalize | Train, Field(discriminator="kind")]
+
+
+class DataDecl(_Model):
+    name: str
+    source: DataSourceField
+    span: SpanRef
+
+
+class ModelDecl(_Model):
+    name: str
+    source: ModelSourceField
+    trainable: bool
+    span: SpanRef
+
+
+class RewardDecl(_Model):
+    name: str
+    source: RewardSourceField
+    span: SpanRef
+
+
+class Layout(_Model):
+    """Sharding of a model stage over its pool: sizes of the mesh axes."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+
+class RankPlace(_Model):
+    rank: int
+    host: str
+    index: int
+    """Logical device index on the host."""
+
+
+class Pool(_Model):
+    """A named set of devices. `functions` pools hold CPU workers for Python stages and have no instruction list."""
+
+    name: str
+    device: Literal["cpu", "npu", "cuda", "functions"]
+    ranks: tuple[RankPlace, ...]
+
+
+class Stage(_Model):
+    """One node of the flow, placed."""
+
+    id: str
+    op: OpField
+    phase: str
+    """`step`, or the name of an evaluation."""
+    pool: str
+    layout: Layout | None = None
+    """None for stages without a model."""
+    inputs: dict[str, str]
+    """Port to the stage that produces it."""
+    output: str
+    """The type of the rows it gives, as text."""
+    because: Because
+
+
+class TakeRows(_Model):
+    """Bring the stage's rows in: from a data set's cursor."""
+
+    kind: Literal["take"] = "take"
+    id: str
+    stage: str
+    because: Because
+
+
+class RunStage(_Model):
+    """Run the stage. On a stage of a `functions` pool the call starts and returns; a `wait` collects it."""
+
+    kind: Literal["run"] = "run"
+    id: str
+    stage: str
+    because: Because
+
+
+class WaitStage(_Model):
+    """Block until the asynchronous stage's result is there."""
+
+    kind: Literal["wait"] = "wait"
+    id: str
+    stage: str
+    because: Because
+
+
+class PublishWeights(_Model):
+    """Make the trained weights the ones every reader of the channel uses; raises the model's version by one."""
+
+    kind: Literal["publish"] = "publish"
+    id: str
+    model: str
+    because: Because
+
+
+class SaveCheckpoint(_Model):
+    """Write a checkpoint after every `every`-th step; 0 = only when the run ends or is interrupted."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    id: str
+    every: int
+    because: Because
+
+
+Instruction = Annotated[
+    TakeRows | RunStage | WaitStage | PublishWeights | SaveCheckpoint, Field(discriminator="kind")
+]
+
+
+class Evaluation(_Model):
+    """An instruction list run before the first step, after every `every`-th step (0 = never between) and at the end."""
+
+    name: str
+    every: int
+    instructions: tuple[Instruction, ...]
+
+
+class Program(_Model):
+    """What the ranks of one pool execute."""
+
+    pool: str
+    step: tuple[Instruction, ...]
+    evaluations: tuple[Evaluation, ...] = ()
+
+
+class Channel(_Model):
+    """A weight edge: from the stage that trains a model to the stages that read it."""
+
+    model: str
+    source: str
+    """The training stage."""
+    readers: tuple[str, ...]
+    max_staleness: int
+    """steps"""
+    transport: Literal["alias", "cast"]
+    """alias: readers use the trained tensors themselves. cast: readers hold a copy in the compute precision."""
+
+
+class Stop(_Model):
+    steps: int | None
+    epochs: int | None
+
+
+class Plan(_Model):
+    format: Literal["rlflow.plan"] = FORMAT
+    format_version: str = FORMAT_VERSION
+    rlflow_version: str
+    flow: str
+    cluster: str
+    """Name of the cluster the plan is for; `local` = this machine."""
+    sources: tuple[Source, ...]
+    overrides: tuple[str, ...] = ()
+    pipeline: str
+    """The passes that made it, in order."""
+    seed: int
+    stop: Stop
+    data: tuple[DataDecl, ...]
+    models: tuple[ModelDecl, ...]
+    rewards: tuple[RewardDecl, ...]
+    pools: tuple[Pool, ...]
+    stages: tuple[Stage, ...]
+    programs: tuple[Program, ...]
+    channels: tuple[Channel, ...]
+
+    def to_json(self) -> str:
+        """Canonical text: sorted keys, two-space indent, final newline."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+
+    def stage(self, stage_id: str) -> Stage:
+        """The stage of that id; KeyError when there is none."""
+        for stage in self.stages:
+            if stage.id == stage_id:
+                return stage
+        raise KeyError(stage_id)
+
+    def model(self, name: str) -> ModelDecl:
+        """The model declaration of that name; KeyError when there is none."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise KeyError(name)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan; ValueError (pydantic's ValidationError included) when it is not one this version reads."""
+        raw: Any = json.loads(text)
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise ValueError("not an rlflow plan: the key `format` is not `rlflow.plan`")
+        version = str(raw.get("format_version", ""))
+        if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+            raise ValueError(f"plan format {version or 'unknown'} is not readable; this rlflow reads {FORMAT_VERSION}")
+        return cls.model_validate(raw)
