@@ -10,6 +10,7 @@ CODES: Final[dict[str, str]] = {
     "RLF0002": "unexpected-end",
     "RLF0003": "unexpected-character",
     "RLF0004": "unterminated-string",
+    "RLF0005": "reserved-word",
     # 1xxx names and types
     "RLF1001": "unknown-name",
     "RLF1002": "defined-twice",

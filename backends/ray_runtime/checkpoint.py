@@ -1,0 +1,109 @@
+"""Checkpoints of a run: a Hugging Face folder per trained model, and what training needs to go on.
+
+`checkpoints/global_step_N/` holds `<model>/` (config, safetensors, tokenizer), `<model>.training.pt` (optimizer) and
+`state.json` (step, cursors, versions, seed). It is written beside its place and renamed, so a checkpoint is whole or
+not there; `latest_checkpointed_iteration.txt` names the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlflow.backends.ray_runtime.models import save_model
+from rlflow.backends.ray_runtime.state import RankState
+from rlflow.diagnostics.diagnostic import RunFailure
+
+LATEST = "latest_checkpointed_iteration.txt"
+_STATE = "state.json"
+
+
+def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
+    """Write the state after `step` steps; returns the checkpoint's folder. RLF5010 when the disk refuses."""
+    target = folder / f"global_step_{step}"
+    building = folder / f".global_step_{step}.partial"
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        versions: dict[str, int] = {}
+        for declared in state.plan.models:
+            model = state.models.get(declared.name)
+            if model is None or model.trainer is None or not declared.trainable:
+                continue
+            save_model(model.loaded, building / declared.name)
+            torch.save(model.trainer.state_dict(), building / f"{declared.name}.training.pt")
+            versions[declared.name] = model.version
+        body = {"step": step, "cursors": state.cursors, "versions": versions, "seed": state.seed}
+        (building / _STATE).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
+        for path in building.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(building, target)
+        pointer = folder / (LATEST + ".partial")
+        pointer.write_text(f"{step}\n", "utf-8")
+        _sync(pointer)
+        os.replace(pointer, folder / LATEST)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise RunFailure(
+            "RLF5010",
+            f"the checkpoint of step {step} cannot be written to `{folder}`",
+            notes=("earlier checkpoints are untouched", f"{type(error).__name__}: {error}"),
+        ) from None
+    return target
+
+
+def latest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint in `folder`; None without one. RLF5010 for a pointer to nothing."""
+    pointer = folder / LATEST
+    if not pointer.is_file():
+        return None
+    text = pointer.read_text("utf-8").strip()
+    if not text.isdigit() or not (folder / f"global_step_{text}" / _STATE).is_file():
+        raise RunFailure("RLF5010", f"`{pointer}` names the checkpoint `{text}`, which is not there or not whole")
+    return int(text)
+
+
+def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
+    """Bring models, optimizers, cursors and versions back to the state after `step` steps. RLF5010 when broken."""
+    source = folder / f"global_step_{step}"
+    try:
+        body: dict[str, Any] = json.loads((source / _STATE).read_text("utf-8"))
+        for name, version in body["versions"].items():
+            model = state.models[name]
+            assert model.trainer is not None
+            saved = AutoModelForCausalLM.from_pretrained(source / name, dtype=torch.float32)
+            model.loaded.model.load_state_dict(saved.state_dict())
+            training = torch.load(source / f"{name}.training.pt", weights_only=True)
+            model.trainer.load_state_dict(training)
+            model.version = version
+            if model.engine is not None:
+                model.engine.load_weights(version)
+        state.cursors = {name: int(cursor) for name, cursor in body["cursors"].items()}
+        state.seed = int(body["seed"])
+    except RunFailure:
+        raise
+    except Exception as error:
+        raise RunFailure(
+            "RLF5010",
+            f"checkpoint `{source}` cannot be read",
+            notes=(f"{type(error).__name__}: {error}",),
+            help=("remove it and point to an older one",),
+        ) from None
+
+
+def _sync(path: Path) -> None:
+    """Force a file to the disk before it is renamed into place."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

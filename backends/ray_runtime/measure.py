@@ -1,0 +1,169 @@
+"""Metrics and trace events of one step on one rank, and their reduction over ranks.
+
+Names are verl's where verl has one. Every value is kept with the number of rows it stands for, so that ranks and
+stages reduce to the mean over all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.ir.ops import Generate, GroupNormalize, Logprobs, Score, Train
+from rlflow.plan import Instruction, Plan, PublishWeights, SaveCheckpoint, Stage
+
+Weighted = tuple[float, float]
+"""(sum, weight)"""
+
+
+class StepMetrics:
+    """Collects one step, or one evaluation when `evaluation` names it."""
+
+    def __init__(self, plan: Plan, pool: str, rank: int, evaluation: str = "") -> None:
+        self._plan = plan
+        self._pool = pool
+        self._rank = rank
+        self._evaluation = evaluation
+        self._stages = {stage.id: stage for stage in plan.stages}
+        self.means: dict[str, Weighted] = {}
+        self.highs: dict[str, float] = {}
+        self.lows: dict[str, float] = {}
+        self.sums: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.events: list[dict[str, Any]] = []
+
+    # --- what the interpreter reports --------------------------------------------------------------------------------
+
+    def instruction(
+        self, instruction: Instruction, step: int, start: float, end: float, version: int | None, tokens: int | None
+    ) -> None:
+        """One executed instruction; times in seconds since the epoch."""
+        stage_id = getattr(instruction, "stage", "")
+        self._event(instruction.id, stage_id, instruction.kind, step, start, end, version, tokens)
+        name = _timing_name(instruction, self._stages.get(stage_id), self._plan)
+        if name:
+            self.seconds[name] += end - start
+
+    def call(self, stage: Stage, step: int, start: float, end: float) -> None:
+        """An asynchronous call, from its start to the moment its result was collected."""
+        self._event(f"call:{stage.id}", stage.id, "call", step, start, end, None, None, pool=stage.pool)
+
+    def _event(
+        self,
+        instruction: str,
+        stage: str,
+        kind: str,
+        step: int,
+        start: float,
+        end: float,
+        version: int | None,
+        tokens: int | None,
+        pool: str = "",
+    ) -> None:
+        event: dict[str, Any] = {
+            "pool": pool or self._pool,
+            "rank": self._rank,
+            "instruction": instruction,
+            "stage": stage,
+            "kind": kind,
+            "step": step,
+            "start_us": round(start * 1e6),
+            "duration_us": round((end - start) * 1e6),
+            "version": version,
+        }
+        if tokens is not None:
+            event["tokens"] = tokens
+        self.events.append(event)
+
+    def samples(self, samples: Batch) -> None:
+        responses = samples.packed("response_ids").lengths.numpy()
+        prompts = samples.packed("prompt_ids").lengths.numpy()
+        self._spread("response_length", responses)
+        self._spread("prompt_length", prompts)
+        self._mean("response_length/clip_ratio", samples.array("truncated"))
+        self.sums["perf/total_num_tokens"] += float(responses.sum() + prompts.sum())
+
+    def scores(self, stage: str, scores: np.ndarray) -> None:
+        if self._evaluation:
+            self._spread(stage.removeprefix(self._evaluation + "."), scores, short=True)
+            return
+        self._spread("critic/score", scores)
+        self._spread("critic/rewards", scores)
+
+    def advantages(self, advantages: np.ndarray) -> None:
+        self._spread("critic/advantages", advantages)
+
+    def training(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.means[name] = (value, 1.0)
+
+    def _mean(self, name: str, values: np.ndarray) -> None:
+        total, weight = self.means.get(name, (0.0, 0.0))
+        values = np.asarray(values, dtype=np.float64)
+        values = values[~np.isnan(values)]  # not applicable: a reward returned None
+        self.means[name] = (total + float(values.sum()), weight + len(values))
+
+    def _spread(self, name: str, values: np.ndarray, *, short: bool = False) -> None:
+        self._mean(f"{name}/mean", values)
+        values = values[~np.isnan(np.asarray(values, dtype=np.float64))]
+        if short or not len(values):
+            return
+        self.highs[f"{name}/max"] = max(float(values.max()), self.highs.get(f"{name}/max", -math.inf))
+        self.lows[f"{name}/min"] = min(float(values.min()), self.lows.get(f"{name}/min", math.inf))
+
+    # --- reduction -----------------------------------------------------------------------------------------------------
+
+    def parts(self) -> dict[str, Any]:
+        """Plain values that can travel to another rank."""
+        return {
+            "means": self.means,
+            "highs": self.highs,
+            "lows": self.lows,
+            "sums": dict(self.sums),
+            "seconds": dict(self.seconds),
+        }
+
+
+def reduce_parts(parts: list[dict[str, Any]]) -> dict[str, float]:
+    """One flat dict over all ranks: row-weighted means, extremes, sums, and the slowest rank's seconds."""
+    means: dict[str, list[float]] = {}
+    out: dict[str, float] = {}
+    for part in parts:
+        for name, (total, weight) in part["means"].items():
+            entry = means.setdefault(name, [0.0, 0.0])
+            entry[0] += total
+            entry[1] += weight
+        for name, value in part["highs"].items():
+            out[name] = max(value, out.get(name, -math.inf))
+        for name, value in part["lows"].items():
+            out[name] = min(value, out.get(name, math.inf))
+        for name, value in part["sums"].items():
+            out[name] = out.get(name, 0.0) + value
+        for name, value in part["seconds"].items():
+            out[f"timing_s/{name}"] = max(value, out.get(f"timing_s/{name}", 0.0))
+    out |= {name: total / weight for name, (total, weight) in means.items() if weight}
+    return out
+
+
+def _timing_name(instruction: Instruction, stage: Stage | None, plan: Plan) -> str:
+    """verl's name for the time of an instruction; empty for those it does not count."""
+    if isinstance(instruction, PublishWeights):
+        return "update_weights"
+    if isinstance(instruction, SaveCheckpoint):
+        return "save_checkpoint"
+    if stage is None or instruction.kind == "take":
+        return ""
+    op = stage.op
+    if isinstance(op, Generate):
+        return "gen"
+    if isinstance(op, Score):
+        return "reward"
+    if isinstance(op, Logprobs):
+        return "old_log_prob" if plan.model(op.model).trainable else "ref"
+    if isinstance(op, GroupNormalize):
+        return "adv"
+    return "update_actor" if isinstance(op, Train) else ""

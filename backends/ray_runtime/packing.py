@@ -1,0 +1,93 @@
+"""Between packed rows and the padded rectangles a model reads, without a Python loop over samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.backends.ray_runtime.randomness import minibatch_permutation
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """starts[0] .. starts[0]+lengths[0]-1, then the same for the next row, ...: int64 [lengths.sum()]."""
+    first = np.cumsum(lengths) - lengths
+    return np.repeat(starts - first, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+def minibatch_rows(rows: int, size: int, *, seed: int, step: int, epoch: int) -> list[np.ndarray]:
+    """The samples of each mini-batch of `size` (0 = all): shuffled when there are several, else in order."""
+    if not size or rows <= size:
+        return [np.arange(rows, dtype=np.int64)]
+    order = minibatch_permutation(seed, step, epoch, rows)
+    return [order[start : start + size] for start in range(0, rows, size)]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some samples as one right-padded rectangle. Response tokens of the rows lie one after another in all [tokens]."""
+
+    rows: np.ndarray
+    """int64: the samples, longest first"""
+    ids: torch.Tensor
+    """int64 [rows, width]: prompt and response but for the very last token, which predicts nothing"""
+    read: torch.Tensor
+    """int64 [tokens]: index into the flattened rectangle of the position that predicts each response token"""
+    targets: torch.Tensor
+    """int64 [tokens]: the response tokens"""
+    source: np.ndarray
+    """int64 [tokens]: where each response token lies in the batch's packed response columns"""
+    lengths: torch.Tensor
+    """int64 [rows]: response tokens per row"""
+
+
+class Sequences:
+    """Prompt and response of every sample, joined once per batch."""
+
+    def __init__(self, samples: Batch, pad_id: int) -> None:
+        prompts, responses = samples.packed("prompt_ids"), samples.packed("response_ids")
+        self.pad_id = pad_id
+        self.responses = responses
+        self.prompt_lengths = prompts.lengths.numpy()
+        self.response_lengths = responses.lengths.numpy()
+        self.lengths = self.prompt_lengths + self.response_lengths
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.response_starts = responses.offsets.numpy()[:-1]
+        self.ids = np.empty(int(self.lengths.sum()), dtype=np.int64)
+        self.ids[ranges(self.starts, self.prompt_lengths)] = prompts.values.numpy()
+        self.ids[ranges(self.starts + self.prompt_lengths, self.response_lengths)] = responses.values.numpy()
+
+    def micro_batches(self, rows: np.ndarray, budget: int) -> list[MicroBatch]:
+        """`rows` cut into rectangles of at most `budget` padded tokens, but at least one sample each.
+
+        Longest first, so that rows of a rectangle are of similar length and the largest rectangle comes first: a budget
+        that is too large fails at once.
+        """
+        order = rows[np.argsort(-self.lengths[rows], kind="stable")]
+        batches: list[MicroBatch] = []
+        start = 0
+        while start < len(order):
+            width = max(1, int(self.lengths[order[start]]) - 1)
+            count = max(1, budget // width)
+            batches.append(self._pad(order[start : start + count], width))
+            start += count
+        return batches
+
+    def _pad(self, rows: np.ndarray, width: int) -> MicroBatch:
+        columns = np.arange(width)
+        inside = columns < (self.lengths[rows] - 1)[:, None]
+        index = np.where(inside, self.starts[rows][:, None] + columns, 0)
+        ids = np.where(inside, self.ids[index], self.pad_id)
+        lengths = self.response_lengths[rows]
+        read = ranges(np.arange(len(rows)) * width + self.prompt_lengths[rows] - 1, lengths)
+        source = ranges(self.response_starts[rows], lengths)
+        return MicroBatch(
+            rows,
+            torch.from_numpy(ids),
+            torch.from_numpy(read),
+            self.responses.values[torch.from_numpy(source)],
+            source,
+            torch.from_numpy(lengths),
+        )

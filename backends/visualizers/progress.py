@@ -1,0 +1,244 @@
+"""Live progress of a run: a panel that redraws itself on a terminal, else one line per step.
+
+Reads verl's metric names, so anything that logs those can drive it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+HISTORY = 40
+"""Steps shown in the sparkline."""
+
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+_ETA_STEPS = 20
+_REWARD = ("critic/score/mean", "critic/rewards/mean")
+_NOT_STAGES = frozenset({"step"})
+
+
+class Progress:
+    """States: new -> start() -> running, phase() and step() in any order -> stop(). Calls outside are harmless.
+
+    `total_steps` None = the run has no known end. Colours and NO_COLOR are the console's business.
+    """
+
+    def __init__(self, total_steps: int | None, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total_steps = total_steps
+        self._console = console
+        self._clock = clock
+        """Seconds; injected by tests."""
+        self._live: Live | None = None
+        self._blocks = _ASCII if console.options.ascii_only else _BLOCKS
+        self._started = clock()
+        self._phase = ""
+        self._phase_started = self._started
+        self._is_stepping = False
+        self._step = 0
+        self._data: dict[str, float] = {}
+        self._rewards: deque[float] = deque(maxlen=HISTORY)
+        self._held: dict[str, float] = {}
+        self._seconds: deque[float] = deque(maxlen=_ETA_STEPS)
+        self._step_ended = self._started
+        self._checkpoint = ""
+
+    def start(self, phase_text: str) -> None:
+        """Begin showing, in the first start-up phase."""
+        self._started = self._step_ended = self._clock()
+        if self._console.is_terminal and self._live is None:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._panel,
+                console=self._console,
+                refresh_per_second=4,
+                redirect_stdout=sys.stdout.isatty(),  # a piped stdout holds results, which must not land here
+            )
+            self._live.start()
+        self._begin_phase(phase_text)
+
+    def phase(self, text: str) -> None:
+        """The next phase before or between steps, such as `loading models`; the one before it has ended."""
+        self._end_phase()
+        self._begin_phase(text)
+
+    def step(self, step: int, data: Mapping[str, float]) -> None:
+        """Step number `step` (from 1) has ended with these metrics. An update without a reward and without a step time,
+        such as an evaluation's, only adds its values."""
+        now = self._clock()
+        held = _held_out(data)
+        self._held.update(held)
+        reward, seconds = _reward(data), data.get("timing_s/step")
+        if reward is None and seconds is None:
+            if self._live is None and held:
+                self._say("  ".join([f"step {step}", *_held_words(held)]))
+            return
+        self._end_phase()
+        self._is_stepping = True
+        self._step, self._data = step, dict(data)
+        self._seconds.append(now - self._step_ended if seconds is None else seconds)
+        self._step_ended = now
+        if reward is not None:
+            self._rewards.append(reward)
+        if self._live is None:
+            self._say(self._line())
+
+    def message(self, text: str) -> None:
+        """A line that stays, above the panel. Text that starts with `checkpoint` also becomes the last checkpoint."""
+        if text.lower().startswith("checkpoint"):
+            self._checkpoint = text
+        self._say(text)
+
+    def stop(self) -> None:
+        """End the showing; the last state of the panel stays on the screen."""
+        self._end_phase()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _begin_phase(self, text: str) -> None:
+        self._phase, self._phase_started = text, self._clock()
+        if self._live is None and text:
+            self._say(f"{text} ...")
+
+    def _end_phase(self) -> None:
+        if not self._phase:
+            return
+        seconds = self._clock() - self._phase_started
+        if not self._is_stepping or self._live is None:
+            self._say(f"{self._phase}: {_duration(seconds)}")
+        self._phase = ""
+
+    def _say(self, text: str) -> None:
+        """A whole line as it is: no markup, no highlighting, no wrapping."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _line(self) -> str:
+        data = self._data
+        of = f"/{self.total_steps}" if self.total_steps is not None else ""
+        words = [f"step {self._step}{of}"]
+        reward = _reward(data)
+        if reward is not None:
+            words.append(f"reward {reward:.4f}")
+        if "response_length/mean" in data:
+            words.append(f"length {data['response_length/mean']:.1f} tokens")
+        if "perf/throughput" in data:
+            words.append(f"{data['perf/throughput']:.0f} tokens/s")
+        words.append(f"{self._seconds[-1]:.2f} s")
+        stages = _stage_seconds(data)
+        if stages:
+            words.append("(" + ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages) + ")")
+        words += _held_words(_held_out(data))
+        return "  ".join(words)
+
+    def _eta(self) -> str:
+        if self.total_steps is None or not self._seconds or self._step >= self.total_steps:
+            return ""
+        return _duration((self.total_steps - self._step) * sum(self._seconds) / len(self._seconds))
+
+    def _panel(self) -> RenderableType:
+        """Called by rich's refresh thread; reads only, and survives half-made updates because it copies first."""
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        elapsed = _duration(self._clock() - self._started)
+        rows: list[RenderableType] = []
+        if self._phase:
+            since = _duration(self._clock() - self._phase_started)
+            rows.append(Text.assemble((f"{self._phase} ", "bold"), (since, "dim"), no_wrap=True, overflow="ellipsis"))
+        if self._is_stepping:
+            head = Table.grid(padding=(0, 2))
+            of = f" / {self.total_steps}" if self.total_steps is not None else ""
+            cells: list[RenderableType] = [Text(f"step {self._step}{of}", "bold")]
+            if self.total_steps:
+                cells.append(ProgressBar(self.total_steps, self._step, width=28))
+            eta = self._eta()
+            cells.append(Text(f"elapsed {elapsed}" + (f", left about {eta}" if eta else ""), "dim"))
+            head.add_row(*cells)
+            rows += [head, self._numbers(), *self._stage_bars(), *self._footer()]
+        return Panel(Group(*rows), title="rlflow", title_align="left", border_style="dim")
+
+    def _numbers(self) -> RenderableType:
+        from rich.text import Text
+
+        data, rewards = self._data, list(self._rewards)
+        text = Text(no_wrap=True, overflow="ellipsis")
+        if rewards:
+            text.append("mean reward ")
+            text.append(f"{rewards[-1]:.4f} ", "bold green")
+            text.append(sparkline(rewards, self._blocks), "green")
+        if "response_length/mean" in data:
+            text.append(f"   {data['response_length/mean']:.1f} tokens per response")
+        if "perf/throughput" in data:
+            text.append(f"   {data['perf/throughput']:.0f} tokens/s")
+        return text
+
+    def _stage_bars(self) -> list[RenderableType]:
+        from rich.table import Table
+        from rich.text import Text
+
+        stages = _stage_seconds(self._data)
+        if not stages:
+            return []
+        table = Table.grid(padding=(0, 1))
+        longest = max(seconds for _, seconds in stages) or 1.0
+        full = "#" if self._blocks == _ASCII else "━"
+        for name, seconds in stages[:8]:
+            bar = full * max(round(24 * seconds / longest), int(seconds > 0))
+            table.add_row(Text(name), Text(f"{seconds:8.2f} s", "dim"), Text(bar, "blue"))
+        return [table]
+
+    def _footer(self) -> list[RenderableType]:
+        from rich.text import Text
+
+        words = _held_words(dict(self._held)) + ([self._checkpoint] if self._checkpoint else [])
+        return [Text("   ".join(words), "dim", no_wrap=True, overflow="ellipsis")] if words else []
+
+
+def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
+    """One character per value, from the lowest block for the least to the highest for the greatest."""
+    low, high = min(values), max(values)
+    if high <= low:
+        return blocks[len(blocks) // 2] * len(values)
+    return "".join(blocks[min(int((v - low) / (high - low) * len(blocks)), len(blocks) - 1)] for v in values)
+
+
+def _reward(data: Mapping[str, float]) -> float | None:
+    return next((data[name] for name in _REWARD if name in data), None)
+
+
+def _stage_seconds(data: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Seconds per stage, in the order given; the whole step is not a stage."""
+    prefix = "timing_s/"
+    pairs = [(name.removeprefix(prefix), value) for name, value in data.items() if name.startswith(prefix)]
+    return [(name, value) for name, value in pairs if name not in _NOT_STAGES]
+
+
+def _held_out(data: Mapping[str, float]) -> dict[str, float]:
+    """Name of each evaluation to its mean: the keys `val/<name>/mean`."""
+    pairs = ((name.removeprefix("val/"), value) for name, value in data.items() if name.startswith("val/"))
+    return {name.removesuffix("/mean"): value for name, value in pairs if name.endswith("/mean")}
+
+
+def _held_words(held: Mapping[str, float]) -> list[str]:
+    return [f"held out {name} {value:.4f}" for name, value in sorted(held.items())]
+
+
+def _duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 05 s` or `2 h 07 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,265 @@
+"""A plan in words, on at most one screen of 40 lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rlflow.backends.visualizers.words import (
+    describe_because,
+    describe_instruction,
+    describe_layout,
+    describe_op,
+    describe_pool,
+    describe_source,
+    describe_span,
+)
+from rlflow.ir.ops import FrozenModel, LossTerm, Train
+from rlflow.plan import Channel, Instruction, Layout, Plan, Program, Stage
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+Style = Literal["title", "head", "plain", "inserted", "quiet"]
+Line = tuple[Style, str]
+
+MAX_LINES = 40
+
+_LABELS = ("  loss ", "  optimizer ", "  numbers ")
+
+_RICH = {"title": "bold", "head": "bold cyan", "plain": "", "inserted": "yellow", "quiet": "dim"}
+
+
+def summarize(plan: Plan) -> RenderableType:
+    """The summary for a terminal: prose is wrapped to its width, tables are cut; what passes put in is coloured."""
+    return _Summary(plan)
+
+
+def summary_text(plan: Plan, width: int = 112) -> str:
+    """The summary as plain text with a final newline, no line longer than `width` characters."""
+    return "\n".join(line for _, line in summary_lines(plan, width)) + "\n"
+
+
+def summary_lines(plan: Plan, width: int = 112) -> list[Line]:
+    """At most MAX_LINES lines of at most `width` characters. Too long lists are shortened, the longest first."""
+    head, pools = _wrap(_head(plan), width), _wrap(_pools(plan), width)
+    tail = _wrap([*_learning(plan), *_channels(plan), *_end(plan)], width)
+    sections = [pools, _stages(plan), *_programs(plan)]
+    room = MAX_LINES - len(head) - len(tail)
+    while sum(len(section) for section in sections) > room and any(len(section) > 3 for section in sections):
+        _shorten(max(sections, key=len))
+    lines = [*head, *(line for section in sections for line in section), *tail]
+    if len(lines) > MAX_LINES:
+        lines = [*lines[: MAX_LINES - 1], ("quiet", f"... {len(lines) - MAX_LINES + 1} more lines, see the plan file")]
+    return [(style, line if len(line) <= width else line[: width - 1] + "…") for style, line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    plan: Plan
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        for style, line in summary_lines(self.plan, options.max_width):
+            yield Text(line, _RICH[style], no_wrap=True, overflow="crop")
+
+
+def describe_loss(train: Train) -> str:
+    """The loss in words, and where the KL term enters."""
+    text = " + ".join(_describe_term(term) for term in train.loss)
+    if not any(term.kind == "kl" for term in train.loss):
+        text += "; no KL term"
+    mean = {
+        "token_mean": "mean over all tokens",
+        "seq_mean_token_mean": "mean over samples of each sample's token mean",
+        "seq_mean_token_sum": "mean over samples of each sample's token sum",
+    }[train.aggregate]
+    return f"{text}; {mean}"
+
+
+def describe_optimizer(train: Train) -> str:
+    """Optimizer, batch sizes (samples) and gradient clipping in words."""
+    adamw = train.optimizer
+    warmup = f", warm-up {adamw.warmup} updates" if adamw.warmup else ""
+    batch = f"minibatch {train.minibatch} samples" if train.minibatch else "one minibatch"
+    clip = f"gradient norm clipped at {train.max_grad_norm:g}" if train.max_grad_norm else "no gradient clipping"
+    betas = f"betas {adamw.beta1:g}/{adamw.beta2:g}"
+    return (
+        f"AdamW lr {adamw.lr:g}, {betas}, decay {adamw.weight_decay:g}{warmup}; {batch}, "
+        f"{train.epochs} epoch{'s' * (train.epochs != 1)}, {clip}"
+    )
+
+
+def describe_guarantee(channel: Channel) -> str:
+    """What a weight channel promises about the age of the weights that its readers use."""
+    copies = (
+        "readers use the trained tensors themselves"
+        if channel.transport == "alias"
+        else "readers hold a copy in compute precision"
+    )
+    bound = channel.max_staleness
+    if bound == 0:
+        age = "staleness 0: every reader uses the newest version (synchronous, hard per sample)"
+    else:
+        age = f"staleness <= {bound} step{'s' * (bound != 1)}: no sample is older (hard per sample)"
+    return f"{age}; {copies}"
+
+
+def _head(plan: Plan) -> list[Line]:
+    sources = ", ".join(source.path for source in plan.sources)
+    lines: list[Line] = [("title", f"flow {plan.flow} on cluster {plan.cluster}   ({sources})")]
+    if plan.overrides:
+        lines.append(("plain", f"  set on the command line: {', '.join(plan.overrides)}"))
+    return lines
+
+
+def _pools(plan: Plan) -> list[Line]:
+    lines: list[Line] = [("head", "pools")]
+    for pool in plan.pools:
+        stages = [stage for stage in plan.stages if stage.pool == pool.name]
+        names = _distinct(stage.id for stage in stages)
+        models = _distinct(model for stage in stages if (model := getattr(stage.op, "model", "")))
+        weights = f"; weights of {', '.join(models)}" if models else ""
+        lines.append(("plain", f"  {pool.name}: {describe_pool(pool)}; runs {', '.join(names) or 'nothing'}{weights}"))
+    return lines
+
+
+def _stages(plan: Plan) -> list[Line]:
+    rows = [_stage_row(stage) for stage in plan.stages]
+    lines: list[Line] = [("head", "stages")]
+    for stage, text in zip(plan.stages, _align(rows), strict=True):
+        by = stage.because.inserted_by
+        lines.append(("inserted" if by else "plain", f"  {text}{f'   + {by}' if by else ''}"))
+    return lines
+
+
+def _stage_row(stage: Stage) -> list[str]:
+    inputs = ", ".join(
+        port if port == producer else f"{port}={producer}" for port, producer in sorted(stage.inputs.items())
+    )
+    place = stage.pool + (f" {describe_layout(stage.layout)}" if stage.layout and stage.layout != Layout() else "")
+    phase = "" if stage.phase == "step" else f"[{stage.phase}]"
+    return [f"{stage.id} {phase}".rstrip(), describe_op(stage.op), f"on {place}", f"from {inputs}" if inputs else ""]
+
+
+def _programs(plan: Plan) -> list[list[Line]]:
+    sections = []
+    for program in plan.programs:
+        sections.append([("head", f"pool {program.pool}, every step"), *_instructions(program.step)])
+        for evaluation in program.evaluations:
+            between = f", after every {evaluation.every} steps" if evaluation.every else ""
+            title = f"pool {program.pool}, evaluation {evaluation.name}: before the first step{between}, at the end"
+            flat = " -> ".join(describe_instruction(i) for i in evaluation.instructions)
+            sections.append([("head", title), ("plain", f"  {flat}")])
+    return sections
+
+
+def _instructions(instructions: Sequence[Instruction]) -> list[Line]:
+    rows = [
+        [f"{number}.", describe_instruction(i), describe_because(i.because)]
+        for number, i in enumerate(instructions, start=1)
+    ]
+    return [
+        ("inserted" if i.because.inserted_by else "plain", f"  {text}")
+        for i, text in zip(instructions, _align(rows), strict=True)
+    ]
+
+
+def _learning(plan: Plan) -> list[Line]:
+    lines: list[Line] = [("head", "learning")]
+    for stage in plan.stages:
+        if not isinstance(stage.op, Train):
+            continue
+        compute, init = _precision(plan, stage.op.model)
+        lines += [
+            ("plain", f"  loss       {describe_loss(stage.op)}"),
+            ("plain", f"  optimizer  {describe_optimizer(stage.op)}"),
+            ("plain", f"  numbers    temperature {stage.op.temperature:g} in sampling and in the loss; "
+             f"master weights and optimizer fp32, compute {compute}; {init}"),
+        ]  # fmt: skip
+    return lines
+
+
+def _channels(plan: Plan) -> list[Line]:
+    lines: list[Line] = [("head", "weights")] if plan.channels else []
+    for channel in plan.channels:
+        readers = ", ".join(channel.readers)
+        lines.append(("plain", f"  {channel.model}: {channel.source} -> {readers}; {describe_guarantee(channel)}"))
+    return lines
+
+
+def _end(plan: Plan) -> list[Line]:
+    stops = [
+        f"{count} {word}{'s' * (count != 1)}"
+        for count, word in ((plan.stop.steps, "step"), (plan.stop.epochs, "epoch"))
+        if count is not None
+    ]
+    stop = " or ".join(stops) if stops else "only when interrupted"
+    return [("plain", f"stops after {stop}; seed {plan.seed}; checkpoint {_checkpoint(plan.programs)}")]
+
+
+def _checkpoint(programs: Iterable[Program]) -> str:
+    for program in programs:
+        for i in program.step:
+            if i.kind == "checkpoint":
+                often = f"after every {i.every} steps, when interrupted and at the end" if i.every else (
+                    "when the run ends or is interrupted"
+                )  # fmt: skip
+                return f"{often} ({describe_span(i.because.span)})"
+    return "never"
+
+
+def _precision(plan: Plan, model: str) -> tuple[str, str]:
+    """Compute precision of a model, and where its weights come from."""
+    source = plan.model(model).source
+    if isinstance(source, FrozenModel):
+        return _precision(plan, source.of)
+    return source.compute, f"starts from {describe_source(source)}"
+
+
+def _describe_term(term: LossTerm) -> str:
+    factor = "" if term.weight == 1 else f"{term.weight:g} x "
+    if term.kind == "ppo_clip":
+        return f"{factor}clipped policy gradient, ratio in [{1 - term.clip_low:g}, {1 + term.clip_high:g}]"
+    if term.kind == "kl":
+        return f"{factor}KL to the reference in the loss, not in the reward (estimator {term.estimator})"
+    return f"{factor}entropy of the policy"
+
+
+def _shorten(section: list[Line]) -> None:
+    """Take one entry out of the middle of a section, or count it into the line that says how many are missing."""
+    middle = len(section) // 2
+    for index, (_, text) in enumerate(section):
+        if text.startswith("  ... "):
+            count = int(text.split()[1]) + 1
+            victim = index - 1 if index > len(section) - index else index + 1
+            section[index] = ("quiet", f"  ... {count} more, see the plan file")
+            if 0 < victim < len(section):
+                del section[victim]
+            return
+    section[middle : middle + 2] = [("quiet", "  ... 2 more, see the plan file")]
+
+
+def _align(rows: list[list[str]]) -> list[str]:
+    """Rows of cells as lines with aligned columns, two spaces between."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    used = [i for i, width in enumerate(widths) if width]
+    return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
+
+
+def _wrap(lines: list[Line], width: int) -> list[Line]:
+    """Lines wrapped to a width, the rest of a line under its text."""
+    out: list[Line] = []
+    for style, line in lines:
+        indent = " " * (13 if line.startswith(_LABELS) else 4)
+        out += [(style, part) for part in textwrap.wrap(line, max(width, 30), subsequent_indent=indent)]
+    return out
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

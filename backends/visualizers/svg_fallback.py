@@ -1,0 +1,202 @@
+"""The picture of a plan as SVG without Graphviz: one lane per group, rows by how far a box is from the start.
+
+Plainer than dot's drawing, with the same content. Sizes are in SVG user units (pixels at 100 %).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from rlflow.backends.visualizers.graph_model import Arrow, Box, Picture
+from rlflow.backends.visualizers.palette import BLACK, BLUE, GREY, INK, ORANGE, PAPER, tint
+
+_CHAR = 6.2
+"""Width of a character at the text size used; a guess on the safe side."""
+_LINE = 14.0
+_GAP_X = 28.0
+_GAP_Y = 52.0
+_PAD = 16.0
+_TITLE = 26.0
+_DETOUR = 48.0
+"""Room beside the boxes of a lane for arrows that go around them."""
+
+_LOOK = {
+    "data": (BLACK, "1.3", ""),
+    "weights": (BLUE, "2.6", "8 4"),
+    "order": (BLACK, "1.4", "2 4"),
+    "uses": (GREY, "0.8", ""),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rect:
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
+
+
+def to_svg(picture: Picture) -> str:
+    """The picture as a self-contained SVG; the same picture gives the same text."""
+    rects, frames, width, height = _place(picture)
+    parts: list[str] = []
+    for title, frame, dashed in frames:
+        dashes = ' stroke-dasharray="5 3"' if dashed else ""
+        parts.append(
+            f'<rect x="{frame.x:.1f}" y="{frame.y:.1f}" width="{frame.width:.1f}" height="{frame.height:.1f}" rx="8" '
+            f'fill="#F6F6F6" stroke="{GREY}"{dashes}/>'
+            f'<text x="{frame.x + 10:.1f}" y="{frame.y + 17:.1f}" font-weight="bold">{escape(title)}</text>'
+        )
+    parts += [_arrow(arrow, rects, number) for number, arrow in enumerate(picture.arrows)]
+    parts += [_box(box, rects[box.id]) for box in picture.boxes]
+    foot = height + _PAD
+    width = max(width, _text_width(picture.legend) + 2 * _PAD)
+    parts.append(f'<text x="{_PAD:.1f}" y="{foot:.1f}" font-weight="bold">{escape(picture.title)}</text>')
+    parts.append(f'<text x="{_PAD:.1f}" y="{foot + _LINE + 2:.1f}">{escape(picture.legend)}</text>')
+    heads = "".join(
+        f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
+        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0,0.5 L8,4 L0,7.5 z" fill="{_LOOK[kind][0]}"/></marker>'
+        for kind in sorted(_LOOK)
+    )
+    total = foot + _LINE + _PAD
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
+        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="Helvetica,Arial,sans-serif" font-size="11" fill="{INK}">'
+        f"<title>{escape(picture.title)}</title><defs>{heads}</defs>"
+        f'<rect width="100%" height="100%" fill="{PAPER}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _rows(picture: Picture) -> dict[str, int]:
+    """Row of every box: its distance from the start over arrows that stay within a step."""
+    import networkx  # slow to import; only this drawing needs it
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(box.id for box in picture.boxes)
+    for arrow in picture.arrows:
+        if not arrow.back and arrow.source != arrow.target:
+            graph.add_edge(arrow.source, arrow.target)
+            if not networkx.has_path(graph, arrow.target, arrow.source):
+                continue
+            graph.remove_edge(arrow.source, arrow.target)  # would close a cycle: draw it, do not rank by it
+    return {box: row for row, boxes in enumerate(networkx.topological_generations(graph)) for box in boxes}
+
+
+def _place(picture: Picture) -> tuple[dict[str, _Rect], list[tuple[str, _Rect, bool]], float, float]:
+    """Place of every box, frames as (title, place, dashed), and the width and height used."""
+    rows = _rows(picture)
+    boxes = {box.id: box for box in picture.boxes}
+    grouped = {member for group in picture.groups for member in group.members}
+    lanes = [("", "", [box.id for box in picture.boxes if box.id not in grouped])]
+    lanes += [(group.title, group.kind, list(group.members)) for group in picture.groups]
+    lanes = [lane for lane in lanes if lane[2] or lane[0]]
+    heights = {row: max(_size(boxes[b])[1] for b in rows if rows[b] == row) for row in sorted(set(rows.values()))}
+    tops: dict[int, float] = {}
+    y = _PAD + _TITLE + _PAD
+    for row, tall in heights.items():
+        tops[row] = y
+        y += tall + _GAP_Y
+    bottom = y - _GAP_Y + _PAD
+    rects: dict[str, _Rect] = {}
+    frames: list[tuple[str, _Rect, bool]] = []
+    x = _PAD
+    for title, kind, members in lanes:
+        in_row = {row: [m for m in members if rows[m] == row] for row in heights}
+        spans = [sum(_size(boxes[m])[0] for m in found) + _GAP_X * (len(found) - 1) for found in in_row.values()]
+        inner = max([*(span + 2 * _DETOUR for span in spans), _text_width(title) * 1.08])
+        for row, found in in_row.items():
+            used = sum(_size(boxes[m])[0] for m in found) + _GAP_X * (len(found) - 1)
+            left = x + _PAD + (inner - used) / 2
+            for member in found:
+                wide, tall = _size(boxes[member])
+                rects[member] = _Rect(left, tops[row] + (heights[row] - tall) / 2, wide, tall)
+                left += wide + _GAP_X
+        if title:
+            frames.append((title, _Rect(x, _PAD, inner + 2 * _PAD, bottom - _PAD), kind == "evaluation"))
+        x += inner + 2 * _PAD + _GAP_X
+    return rects, frames, x - _GAP_X + _PAD, bottom
+
+
+def _lines(box: Box) -> list[str]:
+    return [*box.lines, *([f"+ {box.inserted_by}"] if box.inserted_by else [])]
+
+
+def _size(box: Box) -> tuple[float, float]:
+    lines = _lines(box)
+    return max(_text_width(line) for line in lines) + 20, len(lines) * _LINE + 12
+
+
+def _text_width(text: str) -> float:
+    return len(text) * _CHAR
+
+
+def _box(box: Box, rect: _Rect) -> str:
+    line = f'stroke="{ORANGE}" stroke-width="2" stroke-dasharray="5 3"' if box.inserted_by else f'stroke="{box.colour}"'
+    paint = f'fill="{tint(box.colour)}" {line}'
+    radius = {"stage": 6.0, "instruction": rect.height / 2}.get(box.shape, 0.0)
+    parts = [
+        f"<g><title>{escape(box.tooltip)}</title>",
+        f'<rect x="{rect.x:.1f}" y="{rect.y:.1f}" width="{rect.width:.1f}" height="{rect.height:.1f}" '
+        f'rx="{radius:.1f}" {paint}/>',
+    ]
+    if box.shape in ("data", "model", "reward"):  # a bar at the left edge marks declarations
+        parts.append(
+            f'<rect x="{rect.x:.1f}" y="{rect.y:.1f}" width="4" height="{rect.height:.1f}" fill="{box.colour}"/>'
+        )
+    for number, line_text in enumerate(_lines(box)):
+        weight = ' font-weight="bold"' if number == 0 else ""
+        y = rect.y + 6 + _LINE * (number + 0.8)
+        parts.append(f'<text x="{rect.middle:.1f}" y="{y:.1f}" text-anchor="middle"{weight}>{escape(line_text)}</text>')
+    return "".join([*parts, "</g>"])
+
+
+def _arrow(arrow: Arrow, rects: dict[str, _Rect], number: int) -> str:
+    colour, width, dashes = _LOOK[arrow.kind]
+    points = _curve(rects[arrow.source], rects[arrow.target], number)
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = points
+    path = f"M{x0:.1f},{y0:.1f} C{x1:.1f},{y1:.1f} {x2:.1f},{y2:.1f} {x3:.1f},{y3:.1f}"
+    dash = f' stroke-dasharray="{dashes}"' if dashes else ""
+    label = ""
+    if arrow.label:
+        at = 0.45 + 0.08 * (number % 4)  # neighbours write at different heights
+        (x, y) = (sum(w * p[i] for w, p in zip(_weights(at), points, strict=True)) for i in (0, 1))
+        words = f'x="{x:.1f}" y="{y:.1f}" text-anchor="middle" font-size="9.5"'
+        halo = f'stroke="{PAPER}" stroke-width="3" stroke-linejoin="round"'
+        label = f"<text {words} {halo}>{escape(arrow.label)}</text><text {words}>{escape(arrow.label)}</text>"
+    return (
+        f'<g><title>{escape(arrow.tooltip)}</title><path d="{path}" fill="none" stroke="{colour}" '
+        f'stroke-width="{width}"{dash} marker-end="url(#{arrow.kind})"/>{label}</g>'
+    )
+
+
+def _curve(source: _Rect, target: _Rect, number: int) -> list[tuple[float, float]]:
+    """Four points of a Bezier curve from one box to another; `number` chooses the side of a detour."""
+    if target.y > source.bottom:
+        x0, y0, x1, y1 = source.middle, source.bottom, target.middle, target.y
+        bend = (y1 - y0) / 2
+        is_long = y1 - y0 > 1.5 * _GAP_Y
+        if is_long and abs(x1 - x0) < source.width:  # would run through the boxes between: swing around them
+            swing = (source.width + target.width) * (0.6 if number % 2 else -0.6)
+            return [(x0, y0), (x0 + swing, y0 + bend / 2), (x1 + swing, y1 - bend / 2), (x1, y1)]
+        return [(x0, y0), (x0, y0 + bend), (x1, y1 - bend), (x1, y1)]
+    # to the same row or upwards: out of the side and around
+    forward = target.x > source.x
+    x0, x1 = (source.x + source.width, target.x) if forward else (source.x, target.x + target.width)
+    y0, y1 = source.y + source.height / 2, target.y + target.height / 2
+    reach = max(abs(x1 - x0) / 2, 40.0) * (1 if forward else -1)
+    return [(x0, y0), (x0 + reach, y0), (x1 - reach, y1), (x1, y1)]
+
+
+def _weights(t: float) -> tuple[float, float, float, float]:
+    """Bernstein weights of a cubic Bezier curve at `t` in 0..1."""
+    u = 1 - t
+    return u * u * u, 3 * u * u * t, 3 * u * t * t, t * t * t

@@ -1,0 +1,291 @@
+"""The syntax tree: what the user wrote, each node with its span. No meaning yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlflow.diagnostics import SourceFile, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Ident:
+    """A word in a naming position."""
+
+    text: str
+    span: Span
+
+
+# --- expressions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    value: int | float
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number with a unit as written, such as `64 prompts` or `75%`."""
+
+    value: int | float
+    unit: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    value: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """true, false or none"""
+
+    value: bool | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    id: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    items: tuple[Expr, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    base: Expr
+    name: Ident
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """`value` or `name = value`"""
+
+    name: Ident | None
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: Expr
+    arguments: tuple[Argument, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`operator` is one of + - * /"""
+
+    operator: str
+    left: Expr
+    right: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    operand: Expr
+    span: Span
+
+
+Expr = Number | Quantity | String | Constant | Name | ListOf | Attribute | Call | Binary | Negate
+
+# --- flow ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    name: Ident
+    default: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """`data|model|reward name = value`"""
+
+    kind: str
+    name: Ident
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    name: Ident
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatement:
+    value: Expr
+    span: Span
+
+
+Statement = Assign | CallStatement
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    name: Ident
+    every: Expr | None
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """`allow model staleness <= bound with correction`"""
+
+    model: Ident
+    bound: Expr
+    correction: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    after: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    every: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    value: Expr
+    span: Span
+
+
+FlowItem = Declaration | Step | Evaluate | Allow | Stop | Save | Seed
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    name: Ident
+    params: tuple[Param, ...]
+    items: tuple[FlowItem, ...]
+    span: Span
+
+
+# --- schedule and cluster ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    name: Ident
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    name: Ident
+    size: Expr
+    settings: tuple[Setting, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class StageRef:
+    """`model.stage`, or a whole role such as `reference` or `exact`"""
+
+    owner: Ident
+    stage: Ident | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    stages: tuple[StageRef, ...]
+    pool: Ident
+    settings: tuple[Setting, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    model: Ident
+    bound: Expr
+    admit: Ident | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    value: Ident
+    share: Expr
+    carry: Ident | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    span: Span
+
+
+ScheduleItem = Pool | Place | Staleness | Trigger | Auto
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    flow: Ident
+    cluster: Ident | None
+    items: tuple[ScheduleItem, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: Ident
+    value: Expr
+    settings: tuple[Setting, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    name: Ident
+    entries: tuple[Entry, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One file."""
+
+    file: SourceFile
+    items: tuple[Flow | Schedule | Cluster, ...]
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        return tuple(item for item in self.items if isinstance(item, Flow))
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return tuple(item for item in self.items if isinstance(item, Schedule))
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        return tuple(item for item in self.items if isinstance(item, Cluster))

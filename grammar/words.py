@@ -1,0 +1,107 @@
+"""The grammar's terminals in the user's words, for messages. No terminal name of the parser reaches a user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlflow.diagnostics import one_of
+
+# keyword -> terminal
+ITEM_WORDS: dict[str, str] = {
+    "flow": "_FLOW",
+    "step": "_STEP",
+    "evaluate": "_EVALUATE",
+    "every": "_EVERY",
+    "allow": "_ALLOW",
+    "staleness": "_STALENESS",
+    "with": "_WITH",
+    "stop": "_STOP",
+    "after": "_AFTER",
+    "save": "_SAVE",
+    "seed": "_SEED",
+    "schedule": "_SCHEDULE",
+    "on": "_ON",
+    "pool": "_POOL",
+    "place": "_PLACE",
+    "admit": "_ADMIT",
+    "trigger": "_TRIGGER",
+    "at": "_AT",
+    "carry": "_CARRY",
+    "auto": "_AUTO",
+    "cluster": "_CLUSTER",
+    "true": "_TRUE",
+    "false": "_FALSE",
+    "none": "_NONE",
+    "data": "DECLARED",
+    "model": "DECLARED",
+    "reward": "DECLARED",
+}
+
+_SIGNS = {
+    "LBRACE": "{",
+    "RBRACE": "}",
+    "LPAR": "(",
+    "RPAR": ")",
+    "LSQB": "[",
+    "RSQB": "]",
+    "COMMA": ",",
+    "DOT": ".",
+    "EQUAL": "=",
+    "PLUS": "+",
+    "MINUS": "-",
+    "STAR": "*",
+    "SLASH": "/",
+    "__ANON_0": "<=",
+}
+_VALUES = {"QUANTITY", "NUMBER", "STRING", "NAME", "_TRUE", "_FALSE", "_NONE", "MINUS", "LPAR", "LSQB"}
+
+
+def describe_expected(terminals: Iterable[str]) -> str:
+    """What could stand here, such as "expected `{` or a value"; empty when nothing useful can be said."""
+    left = {t for t in terminals if t != "$END"}
+    words: list[str] = []
+    tail: list[str] = []
+    if {"NUMBER", "STRING"} <= left:
+        tail.append("a value")
+        left -= _VALUES
+    elif "NAME" in left:
+        tail.append("a name")
+        left.discard("NAME")
+    by_terminal: dict[str, list[str]] = {}
+    for word, terminal in ITEM_WORDS.items():
+        by_terminal.setdefault(terminal, []).append(word)
+    for terminal in sorted(left):
+        words.extend(by_terminal.get(terminal, []))
+        if terminal in _SIGNS:
+            words.append(_SIGNS[terminal])
+    # operators could follow any value; naming them all says nothing
+    if len(words) > 4:
+        words = [word for word in words if word not in "+-*/.(["]
+    if len(words) > 8 or not (words or tail):
+        return ""
+    listed = one_of(sorted(words, key=lambda w: (not w[0].isalpha(), w)))
+    if listed and tail:
+        return f"expected {listed}, or {tail[0]}"
+    return f"expected {listed or tail[0]}"
+
+
+def enclosing_block(text: str, end: int) -> int | None:
+    """Offset of the innermost `{` still open at `end`, or None. Strings and comments are skipped."""
+    stack: list[int] = []
+    i = 0
+    while i < end:
+        char = text[i]
+        if char == "#":
+            newline = text.find("\n", i)
+            i = end if newline < 0 else newline
+            continue
+        if char == '"':
+            close = text.find('"', i + 1)
+            i = end if close < 0 else close + 1
+            continue
+        if char == "{":
+            stack.append(i)
+        elif char == "}" and stack:
+            stack.pop()
+        i += 1
+    return stack[-1] if stack else None

@@ -1,0 +1,51 @@
+"""What a pass is, and what it may look at beside the flow."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlflow.cluster.spec import Cluster, Schedule, local_cluster
+from rlflow.diagnostics import Diagnostic, Label, Severity, Span
+from rlflow.ir.flow import Flow, Stage
+
+
+@dataclass
+class PassContext:
+    """The schedule the user pinned, the cluster, and where findings go."""
+
+    schedule: Schedule = field(default_factory=Schedule)
+    cluster: Cluster = field(default_factory=local_cluster)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        span: Span | None = None,
+        *,
+        related: tuple[Label, ...] = (),
+        notes: tuple[str, ...] = (),
+        help: tuple[str, ...] = (),
+    ) -> None:
+        """Report an error; the pipeline stops after the pass that reported it."""
+        labels = () if span is None else (Label(span),)
+        self.diagnostics.append(Diagnostic(code, message, labels + related, notes, help))
+
+    @property
+    def has_errors(self) -> bool:
+        return any(d.severity is Severity.ERROR for d in self.diagnostics)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(ABC):
+    """One rewrite of the flow. Its fields are its options."""
+
+    name: ClassVar[str]
+    requires: ClassVar[Stage]
+    ensures: ClassVar[Stage]
+
+    @abstractmethod
+    def run(self, flow: Flow, context: PassContext) -> Flow:
+        """The rewritten flow. The input is a sound flow of stage `requires`, the output one of stage `ensures`."""

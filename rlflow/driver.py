@@ -1,0 +1,160 @@
+"""The whole line on one page: text -> tree -> flow -> passes -> plan -> backend."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlflow import __version__
+from rlflow.diagnostics import CompileError, Diagnostic, RunFailure, SourceFile
+from rlflow.frontend.lower import Lowered, lower
+from rlflow.grammar.parse import parse
+from rlflow.ir.flow import Flow
+from rlflow.passes.base import PassContext
+from rlflow.passes.pipeline import DEFAULT_PIPELINE, Observer, run_pipeline
+
+if TYPE_CHECKING:
+    from rlflow.plan import Plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line adds to the file: which flow and schedule, and replaced arguments."""
+
+    flow: str | None = None
+    cluster: str | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A flow that has passed every check."""
+
+    path: Path
+    lowered: Lowered
+    flow: Flow
+    warnings: tuple[Diagnostic, ...]
+
+
+def read_source(path: str | Path) -> SourceFile:
+    """The text of a .rlflow file. OSError when it cannot be read, CompileError when it is not UTF-8."""
+    raw = Path(path).read_bytes()
+    try:
+        return SourceFile(Path(path).as_posix(), raw.decode("utf-8-sig").replace("\r\n", "\n"))
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise CompileError(
+            [Diagnostic("RLF0003", f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8 text")]
+        ) from None
+
+
+def lowered(path: str | Path, options: Options) -> Lowered:
+    """The LOGICAL flow of a file with its schedule and cluster. Raises CompileError."""
+    return lower(
+        parse(read_source(path)),
+        Path(path).parent,
+        flow_name=options.flow,
+        cluster_name=options.cluster,
+        overrides=options.overrides,
+    )
+
+
+def check(path: str | Path, options: Options | None = None, observe: Observer | None = None) -> Checked:
+    """Everything `compile` checks. Raises CompileError with all findings of the phase that failed."""
+    options = options or Options()
+    start = lowered(path, options)
+    context = PassContext(start.schedule, start.cluster)
+    try:
+        flow = run_pipeline(start.flow, context, DEFAULT_PIPELINE, observe)
+    except CompileError as error:
+        raise CompileError((*start.warnings, *error.diagnostics)) from None
+    return Checked(Path(path), start, flow, start.warnings + tuple(context.diagnostics))
+
+
+def compile(path: str | Path, options: Options | None = None) -> Plan:
+    """The plan of a .rlflow file. Raises CompileError."""
+    return plan_of(check(path, options), options or Options())
+
+
+def plan_of(checked: Checked, options: Options) -> Plan:
+    """The plan of a checked flow."""
+    from rlflow.freeze import Provenance, freeze
+    from rlflow.plan import Source
+
+    files = [checked.path, *checked.lowered.reward_files]
+    sources = tuple(Source(path=file.as_posix(), sha256=_sha256(file)) for file in files)
+    provenance = Provenance(__version__, checked.lowered.cluster.name, sources, options.overrides, DEFAULT_PIPELINE)
+    return freeze(checked.flow, provenance)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file. Raises RunFailure RLF4001 when it is not a plan of this version."""
+    from rlflow.plan import Plan
+
+    try:
+        return Plan.from_json(Path(path).read_text("utf-8"))
+    except ValueError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise RunFailure(
+            "RLF4001",
+            f"`{path}` is not a plan that this version of rlflow reads",
+            notes=tuple(lines[:4]),
+            help=("make it again: `rlflow compile FILE.rlflow -o plan.json`",),
+        ) from None
+
+
+def find_base_dir(plan: Plan, plan_path: Path | None = None) -> Path:
+    """The folder of the plan's .rlflow file: below the working folder, or below the plan file and its parents.
+
+    Raises RunFailure RLF4002 when it is in none of them.
+    """
+    source = Path(plan.sources[0].path)
+    places = [Path.cwd()]
+    if plan_path is not None:
+        places += plan_path.absolute().parents
+    for place in places:
+        if (place / source).is_file():
+            return (place / source).parent
+    raise RunFailure(
+        "RLF4002",
+        f"the plan's source `{source}` is not found from here",
+        notes=("paths in the flow are relative to it",),
+        help=("run from the folder in which it was compiled",),
+    )
+
+
+def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
+    """Source files of the plan whose content is not what it was compiled from."""
+    first = Path(plan.sources[0].path)
+    changed = []
+    for source in plan.sources:
+        path = base_dir / os.path.relpath(source.path, first.parent)
+        if not path.is_file() or _sha256(path) != source.sha256:
+            changed.append(source.path)
+    return changed
+
+
+def run(path: str | Path, options: Options | None = None, **settings: object) -> object:
+    """Compile and run a .rlflow file, or run a plan file. See `rlflow.runs.run_path` for the settings."""
+    from rlflow.runs import run_path
+
+    return run_path(path, options or Options(), **settings)  # type: ignore[arg-type]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def pass_names(text: str) -> Sequence[str]:
+    """Names of a comma-separated pipeline; KeyError names the first that is unknown."""
+    from rlflow.passes.pipeline import PASSES
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PASSES:
+            raise KeyError(name)
+    return names

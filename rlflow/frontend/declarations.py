@@ -1,0 +1,258 @@
+"""`data`, `model` and `reward` declarations to the sources of the intermediate form."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from rlflow.diagnostics import Label, did_you_mean
+from rlflow.frontend.bind import Bound, Scope, bind
+from rlflow.frontend.constants import Poison, Reporter
+from rlflow.frontend.signatures import DECLARATIONS, ON_ERRORS, OnError, Parameter, Reference
+from rlflow.grammar import nodes
+from rlflow.ir import ops
+from rlflow.ir.flow import Data, Model, Reward
+
+
+class Declarations:
+    """The declared names of one flow, in order."""
+
+    def __init__(self, scope: Scope, report: Reporter, base_dir: Path | None) -> None:
+        self._scope = scope
+        self._report = report
+        self._base_dir = base_dir
+        self.data: dict[str, Data] = {}
+        self.models: dict[str, Model] = {}
+        self.rewards: dict[str, Reward] = {}
+        self.poisoned: dict[str, str] = {}
+        """Name to kind of declarations with errors; using them is not reported again."""
+        self.reward_files: list[Path] = []
+        """Python files beside the source that rewards come from."""
+        self._spans: dict[str, nodes.Ident] = {}
+
+    def kind_of(self, name: str) -> str | None:
+        """data, model or reward; None for an unknown name."""
+        if name in self._spans:
+            for kind, table in (("data", self.data), ("model", self.models), ("reward", self.rewards)):
+                if name in table:
+                    return kind
+            return self.poisoned.get(name)
+        return None
+
+    def names(self, kind: str | None = None) -> list[str]:
+        return [name for name in self._spans if kind is None or self.kind_of(name) == kind]
+
+    def declared_at(self, name: str) -> nodes.Ident:
+        return self._spans[name]
+
+    def add(self, declaration: nodes.Declaration) -> None:
+        """Check one declaration and enter it; problems are reported, never raised."""
+        name = declaration.name.text
+        if name in self._spans:
+            self._report.error(
+                "RLF1002",
+                f"`{name}` is declared twice",
+                Label(declaration.name.span, "again here"),
+                Label(self._spans[name].span, "first here", primary=False),
+            )
+            return
+        self._spans[name] = declaration.name
+        try:
+            self._enter(declaration)
+        except Poison:
+            self.poisoned[name] = declaration.kind
+
+    def _enter(self, declaration: nodes.Declaration) -> None:
+        kind, name, value = declaration.kind, declaration.name.text, declaration.value
+        table = DECLARATIONS[kind]
+        if not (isinstance(value, nodes.Call) and isinstance(value.function, nodes.Name)):
+            raise self._report.error(
+                "RLF1007",
+                f"`{kind} {name}` must be made by a call",
+                Label(value.span, f"expected {' or '.join(f'`{word}(...)`' for word in table)}"),
+            )
+        word = value.function.id
+        if word not in table:
+            raise self._report.unknown(f"kind of {kind}", word, Label(value.function.span), sorted(table))
+        bound = bind(value, table[word], self._scope, self._report, self._special)
+        span = declaration.span
+        if kind == "data":
+            self.data[name] = Data(name, self._data(word, bound), span)
+        elif kind == "model":
+            source = self._model(word, bound)
+            self.models[name] = Model(name, source, not isinstance(source, ops.FrozenModel), span)
+        else:
+            self.rewards[name] = Reward(name, self._reward(word, bound), span)
+
+    def _special(self, parameter: Parameter, expr: nodes.Expr) -> Any:
+        if isinstance(parameter.accepts, OnError):
+            return self._retries(expr)
+        assert isinstance(parameter.accepts, Reference)
+        kind = parameter.accepts.kind
+        if not isinstance(expr, nodes.Name):
+            raise self._report.error("RLF1007", f"`{parameter.name}` is the name of a {kind}", Label(expr.span))
+        if self.kind_of(expr.id) is None:
+            raise self._report.unknown(kind, expr.id, Label(expr.span), self.names(kind))
+        if expr.id in self.poisoned:
+            raise Poison()
+        if self.kind_of(expr.id) != kind:
+            raise self._report.error(
+                "RLF1007", f"`{parameter.name}` is the name of a {kind}", Label(expr.span, f"a {self.kind_of(expr.id)}")
+            )
+        return expr.id
+
+    def _retries(self, expr: nodes.Expr) -> int:
+        if isinstance(expr, nodes.Name) and expr.id == "fail":
+            return 0
+        if isinstance(expr, nodes.Call) and isinstance(expr.function, nodes.Name) and expr.function.id in ON_ERRORS:
+            times: int = bind(expr, ON_ERRORS[expr.function.id], self._scope, self._report, _nothing_special)["times"]
+            return times
+        raise self._report.error("RLF1007", "`on_error` is `fail` or `retry(times)`", Label(expr.span))
+
+    def _data(self, word: str, bound: Bound) -> ops.DataSource:
+        if word == "reasoning_gym":
+            extra = tuple(sorted(bound.extra.items()))
+            return ops.GymData(
+                task=bound["task"],
+                size=bound["size"],
+                seed=bound["seed"],
+                options=extra,
+                shuffle=bound["shuffle"],
+                system=bound["system"],
+            )
+        source = ops.FileData(
+            path=bound["path"],
+            format="jsonl" if word == "jsonl" else "parquet",
+            prompt=bound["prompt"],
+            answer=bound["answer"],
+            shuffle=bound["shuffle"],
+            system=bound["system"],
+        )
+        self._check_file(source, bound)
+        return source
+
+    def _check_file(self, source: ops.FileData, bound: Bound) -> None:
+        if self._base_dir is None:
+            return
+        path = self._base_dir / source.path
+        label = Label(bound.spans["path"])
+        if not path.is_file():
+            siblings = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+            guess = did_you_mean(path.name, siblings)
+            help_lines = (f"did you mean `{Path(source.path).with_name(guess)}`?",) if guess else ()
+            raise self._report.error(
+                "RLF1012", f"there is no file `{source.path}` beside this one", label, help=help_lines
+            )
+        if source.format == "jsonl":
+            self._check_columns(source, path, bound)
+
+    def _check_columns(self, source: ops.FileData, path: Path, bound: Bound) -> None:
+        """Compare the columns asked for with the first row; a row that does not parse is left to the run."""
+        try:
+            with path.open(encoding="utf-8") as lines:
+                row = json.loads(next((line for line in lines if line.strip()), ""))
+        except (ValueError, OSError):
+            return
+        if not isinstance(row, dict):
+            return
+        for key in ("prompt", "answer"):
+            column = getattr(source, key)
+            if column is None or column in row or column.partition(".")[0] in row:
+                continue
+            span = bound.spans.get(key, bound.spans["path"])
+            guess = did_you_mean(column, list(row))
+            raise self._report.error(
+                "RLF1008",
+                f"`{source.path}` has no column `{column}` for the {key}",
+                Label(span),
+                notes=("its columns are " + ", ".join(f"`{c}`" for c in row),),
+                help=(f"did you mean `{guess}`?",) if guess else (f'name it: `{key} = "column"`',),
+            )
+
+    def _model(self, word: str, bound: Bound) -> ops.ModelSource:
+        if word == "frozen":
+            return ops.FrozenModel(of=bound["of"])
+        if word == "hf":
+            return ops.HfModel(path=bound["path"], compute=bound["compute"])
+        values = dict(bound.values)
+        for larger, smaller in (("hidden", "heads"), ("heads", "kv_heads")):
+            if values[larger] % values[smaller]:
+                self._report.error(
+                    "RLF2001",
+                    f"`{larger} = {values[larger]}` is not a multiple of `{smaller} = {values[smaller]}`",
+                    Label(bound.spans.get(larger) or bound.spans.get(smaller) or bound.spans["alphabet"]),
+                    help=(f"nearest: {nearest_multiples(values[larger], values[smaller])}",),
+                )
+                raise Poison()
+        return ops.TinyModel(**values)
+
+    def _reward(self, word: str, bound: Bound) -> ops.RewardSource:
+        timeout, retries = bound["timeout"], bound["on_error"]
+        if word == "scorer":
+            data = self.data[bound["data"]]
+            if not isinstance(data.source, ops.GymData):
+                raise self._report.error(
+                    "RLF1007",
+                    f"`{data.name}` brings no scorer of its own",
+                    Label(bound.spans["data"], "only reasoning_gym data does"),
+                    help=('write a reward function: `python("rewards:name")`',),
+                )
+            return ops.DatasetScorer(data=data.name, timeout_us=timeout, retries=retries)
+        self._check_function(bound)
+        return ops.PythonReward(function=bound["function"], timeout_us=timeout, retries=retries)
+
+    def _check_function(self, bound: Bound) -> None:
+        """Find the function without importing the module: user code runs only in a run."""
+        text: str = bound["function"]
+        label = Label(bound.spans["function"])
+        module, colon, function = text.partition(":")
+        if not colon or not module or not function:
+            raise self._report.error("RLF1007", f"`{text}` is not `module:function`", label)
+        if self._base_dir is None:
+            return
+        path = self._base_dir / (module.replace(".", "/") + ".py")
+        if not path.is_file():
+            try:
+                found = importlib.util.find_spec(module.partition(".")[0]) is not None
+            except (ImportError, ValueError):
+                found = False
+            if not found:
+                raise self._report.error(
+                    "RLF1012", f"there is no `{path.name}` beside this file, nor an installed module `{module}`", label
+                )
+            return
+        if path not in self.reward_files:
+            self.reward_files.append(path)
+        try:
+            tree = ast.parse(path.read_text("utf-8"))
+        except (SyntaxError, ValueError) as error:
+            raise self._report.error("RLF1012", f"`{path.name}` is not valid Python", label, notes=(str(error),)) from None
+        names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        names += [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+        has_imports = any(isinstance(n, ast.Import | ast.ImportFrom | ast.If | ast.Try) for n in tree.body)
+        if function not in names:
+            guess = did_you_mean(function, names)
+            if guess is None and has_imports:
+                return  # it may come from an import; the run will tell
+            raise self._report.error(
+                "RLF1001",
+                f"`{path.name}` defines no `{function}`",
+                label,
+                help=(f"did you mean `{module}:{guess}`?",) if guess else (),
+                notes=("it defines " + ", ".join(f"`{n}`" for n in names),) if names and not guess else (),
+            )
+
+
+def _nothing_special(parameter: Parameter, expr: nodes.Expr) -> Any:
+    raise AssertionError(f"{parameter.name} takes a constant")
+
+
+def nearest_multiples(value: int, of: int) -> str:
+    """The multiples of `of` on both sides of `value`: `96 or 128`."""
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{below + of}"
+
+

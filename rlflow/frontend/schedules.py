@@ -1,0 +1,289 @@
+"""`schedule` and `cluster` blocks to what the passes read. Names, units and permitted staleness are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlflow.cluster.spec import (
+    DEVICE_TYPES,
+    LOCAL,
+    Cluster,
+    Host,
+    PlaceRequest,
+    PoolRequest,
+    Schedule,
+    StalenessRequest,
+    TriggerRequest,
+    local_cluster,
+)
+from rlflow.diagnostics import Label, Span, one_of
+from rlflow.frontend.bind import Scope, convert
+from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate
+from rlflow.frontend.signatures import Count, Whole
+from rlflow.frontend.units import EXAMPLES
+from rlflow.grammar import nodes
+from rlflow.ir.flow import STEP, Flow, reads_model
+from rlflow.ir.ops import Score, Take
+
+AXES = ("tp", "pp", "dp")
+ADMISSIONS = ("in_order", "wait", "slack_edf", "evict", "count")
+CARRIES = ("partial", "finish")
+
+
+def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Cluster:
+    """Hosts of a cluster block. `name = 8 * device {...}` defines a host, `name = 4 * host` a number of them."""
+    defined: dict[str, Host] = {}
+    used: set[str] = set()
+    hosts: list[Host] = []
+    for entry in cluster.entries:
+        name = entry.name.text
+        if name in defined:
+            report.error("RLF1002", f"`{name}` is defined twice in cluster `{cluster.name.text}`", Label(entry.name.span))
+            continue
+        try:
+            number, of = _times(entry.value, scope, report)
+            if of.id in DEVICE_TYPES:
+                memory, cpus = _host_settings(entry, scope, report)
+                defined[name] = Host(name, of.id, number, memory, cpus)
+            elif of.id in defined:
+                used.add(of.id)
+                template = defined[of.id]
+                hosts.extend(
+                    Host(f"{template.name}-{i}", template.device, template.devices, template.memory_bytes, template.cpus)
+                    for i in range(len(hosts), len(hosts) + number)
+                )
+            else:
+                report.unknown("device or host", of.id, Label(of.span), [*DEVICE_TYPES, *defined])
+        except Poison:
+            continue
+    hosts.extend(host for name, host in defined.items() if name not in used)
+    if not hosts and not report.has_errors:
+        report.error("RLF2003", f"cluster `{cluster.name.text}` has no hosts", Label(cluster.name.span))
+    return Cluster(cluster.name.text, tuple(hosts), cluster.span)
+
+
+def _times(expr: nodes.Expr, scope: Scope, report: Reporter) -> tuple[int, nodes.Name]:
+    if isinstance(expr, nodes.Name):
+        return 1, expr
+    if isinstance(expr, nodes.Binary) and expr.operator == "*" and isinstance(expr.right, nodes.Name):
+        value = evaluate(expr.left, scope.constants, report)
+        return convert("count", Whole(1), value, expr.left.span, scope, report), expr.right
+    raise report.error("RLF1007", "expected a number of devices or hosts, such as `8 * ascend_910b`", Label(expr.span))
+
+
+def _host_settings(entry: nodes.Entry, scope: Scope, report: Reporter) -> tuple[int | None, int | None]:
+    memory: int | None = None
+    cpus: int | None = None
+    for setting in entry.settings:
+        value = evaluate(setting.value, scope.constants, report)
+        if setting.name.text == "memory":
+            if not (isinstance(value, Qty) and value.dimension == "memory"):
+                raise report.error(
+                    "RLF1005",
+                    f"`memory` is a size such as `{EXAMPLES['memory']}`",
+                    Label(setting.value.span, f"this is {describe(value)}"),
+                )
+            memory = int(value.number)
+        elif setting.name.text == "cpus":
+            cpus = convert("cpus", Whole(1), value, setting.value.span, scope, report)
+        else:
+            raise report.unknown(
+                "host setting", setting.name.text, Label(setting.name.span), ["memory", "cpus"], "RLF1003"
+            )
+    return memory, cpus
+
+
+def choose(
+    program: nodes.Program, flow: nodes.Flow, scope: Scope, report: Reporter, lowered: Flow, wanted: str | None
+) -> tuple[Schedule, Cluster]:
+    """The schedule of this flow and its cluster; none written = everything open, on this machine.
+
+    `wanted` picks among several schedules by cluster name. Raises Poison after reporting.
+    """
+    clusters = {c.name.text: c for c in program.clusters}
+    found = [s for s in program.schedules if s.flow.text == flow.name.text]
+    for schedule in program.schedules:
+        if schedule.flow.text not in {f.name.text for f in program.flows}:
+            report.unknown("flow", schedule.flow.text, Label(schedule.flow.span), [f.name.text for f in program.flows])
+        if schedule.cluster is not None and schedule.cluster.text not in (*clusters, LOCAL):
+            report.unknown(
+                "cluster", schedule.cluster.text, Label(schedule.cluster.span), [*clusters, LOCAL]
+            )
+    if report.has_errors:
+        raise Poison()
+    if wanted is not None:
+        names = [s.cluster.text if s.cluster else LOCAL for s in found]
+        if wanted not in (*names, LOCAL):
+            raise report.unknown("cluster of a schedule", wanted, Label(flow.name.span), [*names, LOCAL])
+        found = [s for s, name in zip(found, names, strict=True) if name == wanted]
+    if not found:
+        return Schedule(), local_cluster()
+    if len(found) > 1:
+        raise report.error(
+            "RLF1002",
+            f"`{flow.name.text}` has {len(found)} schedules",
+            *(Label(s.flow.span, "", primary=i == 0) for i, s in enumerate(found)),
+            help=("choose one with `--cluster NAME`",),
+        )
+    schedule = found[0]
+    name = schedule.cluster.text if schedule.cluster else LOCAL
+    cluster = lower_cluster(clusters[name], scope, report) if name in clusters else local_cluster()
+    return _Lower(schedule, lowered, scope, report).run(), cluster
+
+
+class _Lower:
+    """One schedule block against the flow it is for."""
+
+    def __init__(self, schedule: nodes.Schedule, flow: Flow, scope: Scope, report: Reporter) -> None:
+        self._schedule = schedule
+        self._flow = flow
+        self._scope = scope
+        self._report = report
+        self._pools: dict[str, PoolRequest] = {}
+        self._places: list[PlaceRequest] = []
+        self._placed: dict[str, Span] = {}
+        self._staleness: dict[str, StalenessRequest] = {}
+        self._triggers: list[TriggerRequest] = []
+
+    def run(self) -> Schedule:
+        items = sorted(self._schedule.items, key=lambda item: not isinstance(item, nodes.Pool))
+        for item in items:
+            try:
+                match item:
+                    case nodes.Pool():
+                        self._pool(item)
+                    case nodes.Place():
+                        self._place(item)
+                    case nodes.Staleness():
+                        self._bound(item)
+                    case nodes.Trigger():
+                        self._trigger(item)
+            except Poison:
+                continue
+        return Schedule(
+            tuple(self._pools.values()),
+            tuple(self._places),
+            tuple(self._staleness.values()),
+            tuple(self._triggers),
+            self._schedule.span,
+        )
+
+    def _pool(self, pool: nodes.Pool) -> None:
+        name = pool.name.text
+        if name in self._pools:
+            first = self._pools[name].span
+            raise self._report.error(
+                "RLF1002",
+                f"pool `{name}` is defined twice",
+                Label(pool.name.span, "again here"),
+                *([Label(first, "first here", primary=False)] if first else []),
+            )
+        value = evaluate(pool.size, self._scope.constants, self._report)
+        size = convert(f"pool {name}", Count("devices"), value, pool.size.span, self._scope, self._report)
+        for setting in pool.settings:
+            self._report.unknown("pool setting", setting.name.text, Label(setting.name.span), [], "RLF1003")
+        self._pools[name] = PoolRequest(name, size, pool.span)
+
+    def _place(self, place: nodes.Place) -> None:
+        ids: list[str] = []
+        functions = False
+        for ref in place.stages:
+            chosen = self._stages(ref)
+            functions = functions or any(isinstance(self._flow.nodes[i].op, Score) for i in chosen)
+            ids.extend(chosen)
+        allowed = list(self._pools) + (["cpu"] if functions else [])
+        if place.pool.text not in allowed:
+            raise self._report.unknown("pool", place.pool.text, Label(place.pool.span), allowed)
+        sizes: dict[str, int] = {}
+        spans: dict[str, Span] = {}
+        keys = ("workers",) if functions else AXES
+        for setting in place.settings:
+            key = setting.name.text
+            if key not in keys:
+                raise self._report.unknown("setting of `place`:", key, Label(setting.name.span), list(keys), "RLF1003")
+            value = evaluate(setting.value, self._scope.constants, self._report)
+            sizes[key] = convert(key, Whole(1), value, setting.value.span, self._scope, self._report)
+            spans[key] = setting.span
+        for node_id in ids:
+            if node_id in self._placed:
+                raise self._report.error(
+                    "RLF1002",
+                    f"`{node_id}` is placed twice",
+                    Label(place.span, "again here"),
+                    Label(self._placed[node_id], "first here", primary=False),
+                )
+            self._placed[node_id] = place.span
+        self._places.append(PlaceRequest(tuple(ids), place.pool.text, span=place.span, settings=spans, **sizes))
+
+    def _stages(self, ref: nodes.StageRef) -> list[str]:
+        """Ids of the step's stages that `actor.generate`, `reference` or `exact` mean."""
+        owner = ref.owner.text
+        kinds = {
+            node.id: node.op.kind
+            for node in self._flow.nodes.values()
+            if owner in (reads_model(node.op), getattr(node.op, "reward", None), getattr(node.op, "data", None))
+        }
+        if owner in self._flow.data:
+            raise self._report.error("RLF1007", "data is read where it is used and is not placed", Label(ref.span))
+        if owner not in self._flow.models and owner not in self._flow.rewards:
+            known = [*self._flow.models, *self._flow.rewards]
+            raise self._report.unknown("model or reward", owner, Label(ref.owner.span), known)
+        if ref.stage is None:
+            return list(kinds)
+        found = [i for i, kind in kinds.items() if kind == ref.stage.text]
+        if not found:
+            raise self._report.unknown(f"stage of `{owner}`:", ref.stage.text, Label(ref.stage.span), sorted(set(kinds.values())))
+        return found
+
+    def _bound(self, item: nodes.Staleness) -> None:
+        model = item.model.text
+        if model not in self._flow.models:
+            raise self._report.unknown("model", model, Label(item.model.span), list(self._flow.models))
+        value = evaluate(item.bound, self._scope.constants, self._report)
+        steps = convert("staleness", Count("steps", 0), value, item.bound.span, self._scope, self._report)
+        admit = "in_order" if item.admit is None else item.admit.text
+        if item.admit is not None and admit not in ADMISSIONS:
+            raise self._report.unknown("admission rule", admit, Label(item.admit.span), list(ADMISSIONS))
+        permitted = self._flow.allowed_staleness.get(model, 0)
+        if steps > permitted:
+            fix = f"use at most `staleness {model} = {permitted} steps`, or permit it in the flow: "
+            raise self._report.error(
+                "RLF3001",
+                f"the schedule lets samples be {steps} steps old, and the flow permits {permitted} for `{model}`",
+                Label(item.span),
+                help=(fix + f"`allow {model} staleness <= {steps} steps`",),
+            )
+        self._staleness[model] = StalenessRequest(model, steps, admit, item.span)
+
+    def _trigger(self, item: nodes.Trigger) -> None:
+        node = self._flow.nodes.get(item.value.text)
+        names = [n.id for n in self._flow.nodes.values() if n.phase == STEP and not isinstance(n.op, Take)]
+        if node is None:
+            raise self._report.unknown("value", item.value.text, Label(item.value.span), names)
+        value = evaluate(item.share, self._scope.constants, self._report)
+        if not (isinstance(value, Qty) and value.dimension == "share" and 0 < value.number <= 1):
+            raise self._report.error(
+                "RLF1005", "a trigger is a share above 0% and at most 100%", Label(item.share.span, f"this is {describe(value)}")
+            )
+        carry = "finish" if item.carry is None else item.carry.text
+        if carry not in CARRIES:
+            assert item.carry is not None
+            raise self._report.error("RLF1001", f"`carry` is {one_of(CARRIES)}", Label(item.carry.span))
+        self._triggers.append(TriggerRequest(node.id, float(value.number), carry, item.span))
+
+
+def permitted_staleness(
+    items: Mapping[str, nodes.Allow], models: Mapping[str, object], scope: Scope, report: Reporter
+) -> dict[str, int]:
+    """Bounds of the flow's `allow` lines, by model."""
+    out: dict[str, int] = {}
+    for model, item in items.items():
+        if model not in models:
+            report.unknown("model", model, Label(item.model.span), list(models))
+            continue
+        try:
+            value = evaluate(item.bound, scope.constants, report)
+            out[model] = convert("staleness", Count("steps", 0), value, item.bound.span, scope, report)
+        except Poison:
+            continue
+    return out
