@@ -207,15 +207,19 @@ def measure_pieces(folder: Path, steps: int) -> list[float]:
 
 
 def measure_run(folder: Path, steps: int) -> list[float]:
-    """`timing_s/step` of every step of a real `rlflow run`: Ray, worker processes, metrics and all."""
+    """Seconds from the start of one step to the start of the next in the trace of a real `rlflow run`: Ray, reward
+    processes, metrics and all."""
     run = folder / f"run-{time.time_ns()}"
     command = [sys.executable, "-m", "rlflow", "run", str(folder / "bench.rlflow"), "--plain"]
-    result = subprocess.run(
-        [*command, "--steps", str(steps), "--run-dir", str(run)], capture_output=True, text=True, check=False
-    )
+    command += ["--steps", str(steps + 1), "--run-dir", str(run)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    rows = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    return [row["timing_s/step"] for row in rows if "timing_s/step" in row]
+    for line in (run / "metrics.jsonl").read_text("utf-8").splitlines():
+        data = json.loads(line)["data"]
+        assert data["response_length/min"] == data["response_length/max"] == MAX_NEW, data
+    events = json.loads((run / "trace.json").read_text("utf-8"))["traceEvents"]
+    starts = [event["ts"] / 1e6 for event in events if event.get("cat") == "step"]
+    return [end - start for start, end in pairwise(starts)]
 
 
 SIDES = {"trl": measure_trl, "pieces": measure_pieces, "run": measure_run}

@@ -55,7 +55,9 @@ def run_pipeline(
     for name in names:
         pass_ = load_pass(name)()
         if flow.stage != pass_.requires:
-            raise InternalError(name, f"needs a flow of stage {pass_.requires.name}, got {flow.stage.name}", print_flow(flow))
+            raise InternalError(
+                name, f"needs a flow of stage {pass_.requires.name}, got {flow.stage.name}", print_flow(flow)
+            )
         before = flow
         try:
             flow = pass_.run(before, context)

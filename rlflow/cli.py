@@ -136,7 +136,14 @@ def _console(stderr: bool = False) -> Console:
 def _compile_options(command: Callable[P, None]) -> Callable[P, None]:
     """Options of every verb that compiles; they reach the command as `options`."""
 
-    @click.option("--set", "-D", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace an argument, as in batch.count=8.")
+    @click.option(
+        "--set",
+        "-D",
+        "overrides",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Replace an argument, as in batch.count=8.",
+    )
     @click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
     @click.option("--cluster", metavar="NAME", help="Which cluster's schedule; `local` = this machine.")
     @wraps(command)
@@ -199,7 +206,9 @@ def check(path: Path, options: Options, format_: str) -> None:
     _print_diagnostics(checked.warnings, format_)
     if format_ == "full":
         step = sum(1 for node in checked.flow.nodes.values() if node.phase == "step")
-        click.echo(f"{path}: flow `{checked.flow.name}` is sound ({step} stages on cluster `{checked.lowered.cluster.name}`)")
+        click.echo(
+            f"{path}: flow `{checked.flow.name}` is sound ({step} stages on cluster `{checked.lowered.cluster.name}`)"
+        )
 
 
 @cli.command()
@@ -237,7 +246,9 @@ def show(path: Path, options: Options, format_: str) -> None:
 @_SOURCE
 @_compile_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File; its ending chooses svg, dot or mmd.")
-@click.option("--format", "format_", type=click.Choice(("svg", "dot", "mmd")), help="Default: by the file's ending, else mmd.")
+@click.option(
+    "--format", "format_", type=click.Choice(("svg", "dot", "mmd")), help="Default: by the file's ending, else mmd."
+)
 @_debug_option
 def graph(path: Path, options: Options, output: Path | None, format_: str | None) -> None:
     """Draw the plan: stages in their pools, data, weights, and what the compiler inserted."""
@@ -265,9 +276,13 @@ def graph(path: Path, options: Options, output: Path | None, format_: str | None
 @click.argument("path", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
 @_compile_options
 @click.option("--steps", type=click.IntRange(min=0), help="Training steps; default: the flow's `stop after`.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of sampling and data order; default: the flow's `seed`.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), help="Of sampling and data order; default: the flow's `seed`."
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<flow>/<time>-<plan>.")
-@click.option("--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint.")
+@click.option(
+    "--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint."
+)
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
@@ -302,7 +317,10 @@ def run(
     finally:
         progress.stop()
     if end.interrupted and end.step < end.total_steps:
-        click.echo(f"stopped after step {end.step} of {end.total_steps}; checkpoint: {request.run_dir / end.checkpoint}", err=True)
+        click.echo(
+            f"stopped after step {end.step} of {end.total_steps}; checkpoint: {request.run_dir / end.checkpoint}",
+            err=True,
+        )
         click.echo(f"go on with: rlflow run --resume {request.run_dir}", err=True)
         raise SystemExit(130)
     _closing_lines(request, end.step, end.checkpoint)
@@ -348,11 +366,13 @@ def _closing_lines(request: Any, step: int, checkpoint: str) -> None:
     rewards = [r["data"]["critic/score/mean"] for r in rows if "critic/score/mean" in r["data"]]
     if rewards:
         tail = rewards[-10:]
-        click.echo(f"mean reward: {rewards[0]:.3f} in the first step, {sum(tail) / len(tail):.3f} over the last {len(tail)}")
+        click.echo(
+            f"mean reward: {rewards[0]:.3f} in the first step, {sum(tail) / len(tail):.3f} over the last {len(tail)}"
+        )
     held: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row["data"].items():
-            if name.startswith("val/") and name.endswith("/mean") and "_length" not in name:
+            if name.startswith("val/"):
                 held.setdefault(name, []).append(value)
     for name, values in sorted(held.items()):
         click.echo(f"{name}: {values[0]:.3f} before, {values[-1]:.3f} after")
@@ -364,7 +384,9 @@ def _closing_lines(request: Any, step: int, checkpoint: str) -> None:
 @cli.command()
 @_SOURCE
 @_compile_options
-@click.option("-p", "--passes", "spec", default="", help="Comma-separated passes; default: none, print the LOGICAL flow.")
+@click.option(
+    "-p", "--passes", "spec", default="", help="Comma-separated passes; default: none, print the LOGICAL flow."
+)
 @_debug_option
 def opt(path: Path, options: Options, spec: str) -> None:
     """Run single passes and print the intermediate form; for working on the compiler. FILE is .rlflow or .rlir."""

@@ -181,9 +181,7 @@ class SaveCheckpoint(_Model):
     because: Because
 
 
-Instruction = Annotated[
-    TakeRows | RunStage | WaitStage | PublishWeights | SaveCheckpoint, Field(discriminator="kind")
-]
+Instruction = Annotated[TakeRows | RunStage | WaitStage | PublishWeights | SaveCheckpoint, Field(discriminator="kind")]
 
 
 class Evaluation(_Model):

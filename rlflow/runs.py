@@ -135,8 +135,7 @@ class _Record:
             def evaluation(self, step: int, data: dict[str, float]) -> None:
                 record._row(step, data)
                 shown = ", ".join(
-                    f"{name} {value:.3f}" for name, value in sorted(data.items()) if name.endswith("/mean")
-                    and "_length" not in name
+                    f"{name} {value:.3f}" for name, value in sorted(data.items()) if name.startswith("val/")
                 )
                 record._progress.message(f"evaluation after step {step}: {shown}")
 

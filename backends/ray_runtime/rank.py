@@ -187,7 +187,8 @@ class Rank:
             self._write_events(metrics)
             for name, value in (data or {}).items():
                 if name.endswith("/mean") or name.endswith("clip_ratio"):
-                    out[f"val/{evaluation.name}/{name}"] = value
+                    family = "val-aux" if "_length" in name else "val"
+                    out[f"{family}/{evaluation.name}/{name}"] = value
         if self._settings.rank != 0:
             return None
         out["timing_s/testing"] = time.time() - started

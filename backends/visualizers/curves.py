@@ -25,21 +25,30 @@ MAX_POINTS = 400
 _WIDTH, _HEIGHT = 860.0, 560.0
 _HELD = (VERMILION, GREEN, PURPLE, ORANGE)
 
+# Plain rules, no variables: many viewers of SVG files know neither those nor the dark part, and show the light one.
 _STYLE = """
-svg { --ink: #1A1A1A; --soft: #5A5A5A; --grid: #E3E3E3; --paper: #FFFFFF; --line: LINE; --raw: RAW; }
-@media (prefers-color-scheme: dark) {
-  svg { --ink: #EAEAEA; --soft: #A8A8A8; --grid: #3A3A3A; --paper: #161616; --line: RAW; --raw: LINE; }
-}
-text { font: 12px Helvetica, Arial, sans-serif; fill: var(--ink); }
-.soft { fill: var(--soft); font-size: 11px; }
+text { font: 12px Helvetica, Arial, sans-serif; fill: #1A1A1A; }
+.soft { fill: #5A5A5A; font-size: 11px; }
 .title { font-size: 16px; font-weight: bold; }
 .panel { font-weight: bold; }
-.grid { stroke: var(--grid); stroke-width: 1; }
-.axis { stroke: var(--soft); stroke-width: 1; }
-.line { fill: none; stroke: var(--line); stroke-width: 2.2; stroke-linejoin: round; }
-.raw { fill: none; stroke: var(--raw); stroke-width: 1; stroke-linejoin: round; opacity: 0.9; }
-.band { fill: var(--raw); opacity: 0.25; stroke: none; }
-.paper { fill: var(--paper); }
+.grid { stroke: #E3E3E3; stroke-width: 1; }
+.axis { stroke: #5A5A5A; stroke-width: 1; }
+.line { fill: none; stroke: LINE; stroke-width: 2.2; stroke-linejoin: round; }
+.dot { fill: LINE; }
+.raw { fill: none; stroke: RAW; stroke-width: 1; stroke-linejoin: round; opacity: 0.9; }
+.band { fill: RAW; opacity: 0.25; stroke: none; }
+.paper { fill: #FFFFFF; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #EAEAEA; }
+  .soft { fill: #A8A8A8; }
+  .grid { stroke: #3A3A3A; }
+  .axis { stroke: #A8A8A8; }
+  .line { stroke: RAW; }
+  .dot { fill: RAW; }
+  .raw { stroke: LINE; }
+  .band { fill: LINE; }
+  .paper { fill: #161616; }
+}
 """.replace("LINE", BLUE).replace("RAW", SKY)
 
 
@@ -155,7 +164,7 @@ def _lines(panel: _Panel, points: list[Point]) -> str:
         return ""
     if len(points) == 1:
         x, y = panel.at(points[0])
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill: var(--line)"/>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="dot"/>'
     means, low, high = _decimate(points)
     parts = [f'<path class="raw" d="{_path(panel, means)}"/>']
     if low != high:

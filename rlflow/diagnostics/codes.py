@@ -32,8 +32,6 @@ CODES: Final[dict[str, str]] = {
     "RLF2001": "does-not-divide",
     "RLF2002": "group-too-small",
     "RLF2003": "not-enough-devices",
-    "RLF2004": "microbatch-too-large",
-    "RLF2005": "not-placed",
     # 3xxx staleness, versions, schedule
     "RLF3001": "staleness-not-allowed",
     # 4xxx plan and backend capability

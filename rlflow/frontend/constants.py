@@ -43,9 +43,7 @@ class Reporter:
     ) -> None:
         self.diagnostics.append(Diagnostic(code, message, labels, notes, help, Severity.WARNING))
 
-    def unknown(
-        self, what: str, ident_text: str, label: Label, candidates: list[str], code: str = "RLF1001"
-    ) -> Poison:
+    def unknown(self, what: str, ident_text: str, label: Label, candidates: list[str], code: str = "RLF1001") -> Poison:
         """Report a name that resolves to nothing, with the nearest that would."""
         guess = did_you_mean(ident_text, candidates)
         help_lines = (f"did you mean `{guess}`?",) if guess else ()

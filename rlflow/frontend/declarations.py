@@ -229,7 +229,9 @@ class Declarations:
         try:
             tree = ast.parse(path.read_text("utf-8"))
         except (SyntaxError, ValueError) as error:
-            raise self._report.error("RLF1012", f"`{path.name}` is not valid Python", label, notes=(str(error),)) from None
+            raise self._report.error(
+                "RLF1012", f"`{path.name}` is not valid Python", label, notes=(str(error),)
+            ) from None
         names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
         names += [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
         has_imports = any(isinstance(n, ast.Import | ast.ImportFrom | ast.If | ast.Try) for n in tree.body)
@@ -254,5 +256,3 @@ def nearest_multiples(value: int, of: int) -> str:
     """The multiples of `of` on both sides of `value`: `96 or 128`."""
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{below + of}"
-
-

@@ -22,9 +22,7 @@ def loss_terms(expr: nodes.Expr, scope: Scope, report: Reporter) -> tuple[ops.Lo
     return tuple(_term(call, weight, scope, report) for weight, call in _summands(expr, 1.0, scope, report))
 
 
-def _summands(
-    expr: nodes.Expr, weight: float, scope: Scope, report: Reporter
-) -> Iterator[tuple[float, nodes.Call]]:
+def _summands(expr: nodes.Expr, weight: float, scope: Scope, report: Reporter) -> Iterator[tuple[float, nodes.Call]]:
     match expr:
         case nodes.Binary(operator="+" | "-"):
             yield from _summands(expr.left, weight, scope, report)
@@ -37,9 +35,7 @@ def _summands(
             factor = _factor(expr.right, scope, report)
             if expr.operator == "/" and factor == 0:
                 raise report.error("RLF1010", "division by zero", Label(expr.right.span))
-            yield from _summands(
-                expr.left, weight * factor if expr.operator == "*" else weight / factor, scope, report
-            )
+            yield from _summands(expr.left, weight * factor if expr.operator == "*" else weight / factor, scope, report)
         case nodes.Call(function=nodes.Name()):
             yield weight, expr
         case _:

@@ -77,7 +77,10 @@ def _pick(program: nodes.Program, name: str | None, report: Reporter) -> nodes.F
         seen.setdefault(flow.name.text, flow)
     if not flows:
         raise report.error(
-            "RLF1004", "this file has no `flow`", Label(Span(program.file, 0, 0)), help=("start with `flow name { ... }`",)
+            "RLF1004",
+            "this file has no `flow`",
+            Label(Span(program.file, 0, 0)),
+            help=("start with `flow name { ... }`",),
         )
     if name is not None:
         if name not in seen:
@@ -118,9 +121,7 @@ def _scope(flow: nodes.Flow, report: Reporter) -> Scope:
     return Scope(constants)
 
 
-def _flow(
-    tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | None
-) -> tuple[Declarations, Flow]:
+def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | None) -> tuple[Declarations, Flow]:
     declared = Declarations(scope, report, base_dir)
     declarations = [item for item in tree.items if isinstance(item, nodes.Declaration)]
     # References may point forward: a frozen copy needs its model, a scorer its data.

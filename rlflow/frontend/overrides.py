@@ -157,9 +157,7 @@ def _callee(expr: nodes.Expr) -> tuple[str, ...]:
 
 
 def _block_names(body: tuple[nodes.Statement, ...]) -> list[str]:
-    return [
-        s.name.text if isinstance(s, nodes.Assign) else ".".join(_callee(s.value)) for s in body
-    ]
+    return [s.name.text if isinstance(s, nodes.Assign) else ".".join(_callee(s.value)) for s in body]
 
 
 def _in_block(
@@ -237,9 +235,7 @@ def _setting(flow: nodes.Flow, override: _Override, report: Reporter) -> nodes.F
     if (not keys and len(override.path) > 1) or (keys and (len(override.path) != 2 or override.path[1] not in keys)):
         if len(override.path) > 1:
             raise override.unknown(report, 1, list(keys))
-        raise report.error(
-            "RLF1011", f"`--set {head}=...` needs a key: `{head}.{keys[0]}`", Label(override.key_span)
-        )
+        raise report.error("RLF1011", f"`--set {head}=...` needs a key: `{head}.{keys[0]}`", Label(override.key_span))
     value = override.value(report, None)
     item: nodes.FlowItem
     if head == "seed":

@@ -38,7 +38,9 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
     for entry in cluster.entries:
         name = entry.name.text
         if name in defined:
-            report.error("RLF1002", f"`{name}` is defined twice in cluster `{cluster.name.text}`", Label(entry.name.span))
+            report.error(
+                "RLF1002", f"`{name}` is defined twice in cluster `{cluster.name.text}`", Label(entry.name.span)
+            )
             continue
         try:
             number, of = _times(entry.value, scope, report)
@@ -49,7 +51,9 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
                 used.add(of.id)
                 template = defined[of.id]
                 hosts.extend(
-                    Host(f"{template.name}-{i}", template.device, template.devices, template.memory_bytes, template.cpus)
+                    Host(
+                        f"{template.name}-{i}", template.device, template.devices, template.memory_bytes, template.cpus
+                    )
                     for i in range(len(hosts), len(hosts) + number)
                 )
             else:
@@ -106,9 +110,7 @@ def choose(
         if schedule.flow.text not in {f.name.text for f in program.flows}:
             report.unknown("flow", schedule.flow.text, Label(schedule.flow.span), [f.name.text for f in program.flows])
         if schedule.cluster is not None and schedule.cluster.text not in (*clusters, LOCAL):
-            report.unknown(
-                "cluster", schedule.cluster.text, Label(schedule.cluster.span), [*clusters, LOCAL]
-            )
+            report.unknown("cluster", schedule.cluster.text, Label(schedule.cluster.span), [*clusters, LOCAL])
     if report.has_errors:
         raise Poison()
     if wanted is not None:
@@ -232,7 +234,9 @@ class _Lower:
             return list(kinds)
         found = [i for i, kind in kinds.items() if kind == ref.stage.text]
         if not found:
-            raise self._report.unknown(f"stage of `{owner}`:", ref.stage.text, Label(ref.stage.span), sorted(set(kinds.values())))
+            raise self._report.unknown(
+                f"stage of `{owner}`:", ref.stage.text, Label(ref.stage.span), sorted(set(kinds.values()))
+            )
         return found
 
     def _bound(self, item: nodes.Staleness) -> None:
@@ -263,7 +267,9 @@ class _Lower:
         value = evaluate(item.share, self._scope.constants, self._report)
         if not (isinstance(value, Qty) and value.dimension == "share" and 0 < value.number <= 1):
             raise self._report.error(
-                "RLF1005", "a trigger is a share above 0% and at most 100%", Label(item.share.span, f"this is {describe(value)}")
+                "RLF1005",
+                "a trigger is a share above 0% and at most 100%",
+                Label(item.share.span, f"this is {describe(value)}"),
             )
         carry = "finish" if item.carry is None else item.carry.text
         if carry not in CARRIES:

@@ -102,7 +102,20 @@ class Reference:
 
 
 Accepts = (
-    Text | Flag | Whole | Real | Count | Duration | Word | Rows | PerRow | PerToken | Loss | Optimizer | OnError | Reference
+    Text
+    | Flag
+    | Whole
+    | Real
+    | Count
+    | Duration
+    | Word
+    | Rows
+    | PerRow
+    | PerToken
+    | Loss
+    | Optimizer
+    | OnError
+    | Reference
 )
 
 
@@ -169,7 +182,10 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
     "model": {
         "hf": Signature(
             "hf",
-            (P("path", Text(), REQUIRED, "Hugging Face checkpoint folder relative to this file, or hub name"), _COMPUTE),
+            (
+                P("path", Text(), REQUIRED, "Hugging Face checkpoint folder relative to this file, or hub name"),
+                _COMPUTE,
+            ),
             "a pretrained model",
         ),
         "tiny": Signature(
@@ -189,7 +205,9 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
             "a small random model made on the fly, for tests and first steps",
         ),
         "frozen": Signature(
-            "frozen", (P("of", Reference("model"), REQUIRED, "model whose first weights are kept"),), "a copy never trained"
+            "frozen",
+            (P("of", Reference("model"), REQUIRED, "model whose first weights are kept"),),
+            "a copy never trained",
         ),
     },
     "reward": {

@@ -68,7 +68,9 @@ class Block:
             ends_here = value.node is not None and isinstance(value.node.op, ops.Score) and self._phase != STEP
             if not value.used and value.node is not None and not ends_here:
                 self._report.warning(
-                    "RLF1013", f"`{value.defined.text}` is never used", Label(value.defined.span, "computed for nothing")
+                    "RLF1013",
+                    f"`{value.defined.text}` is never used",
+                    Label(value.defined.span, "computed for nothing"),
                 )
 
     def _define(self, name: nodes.Ident, node: Node | None) -> None:
@@ -96,7 +98,9 @@ class Block:
         if not isinstance(expr, nodes.Call):
             if isinstance(expr, nodes.Name):
                 return self._look_up(expr)
-            raise self._report.error("RLF1007", "a step is made of calls such as `actor.generate(...)`", Label(expr.span))
+            raise self._report.error(
+                "RLF1007", "a step is made of calls such as `actor.generate(...)`", Label(expr.span)
+            )
         function = expr.function
         if isinstance(function, nodes.Attribute) and isinstance(function.base, nodes.Name):
             return self._method(expr, function.base, function.name, name)
@@ -198,7 +202,9 @@ class Block:
         )
         if not fits:
             raise self._report.error(
-                "RLF1007", f"`{parameter.name}` is {_wanted(parameter)}", Label(expr.span, f"this is {_in_words(type_)}")
+                "RLF1007",
+                f"`{parameter.name}` is {_wanted(parameter)}",
+                Label(expr.span, f"this is {_in_words(type_)}"),
             )
         return node
 
@@ -346,7 +352,10 @@ class Block:
             raise self._report.error(
                 "RLF2001",
                 f"a batch of {samples.rows} samples does not divide into mini-batches of {size}",
-                Label(bound.spans["minibatch"], f"{samples.rows} = {samples.rows // size} x {size} + {samples.rows % size}"),
+                Label(
+                    bound.spans["minibatch"],
+                    f"{samples.rows} = {samples.rows // size} x {size} + {samples.rows % size}",
+                ),
                 notes=(f"the batch is {prompts} prompts x {samples.group} samples",),
                 help=(f"nearest that divide: {legal}{fits}",),
             )
