@@ -25,7 +25,7 @@ from typing import Any
 
 PROMPTS, SAMPLES, MAX_NEW = 8, 8, 32
 LEARNING_RATE = 1e-6
-THREADS = 2
+THREADS = os.cpu_count() or 1  # what `rlflow run` gives to the one rank of this flow
 ALPHABET = "0123456789+-*/=() .,:?abcdefghijklmnopqrstuvwxyz"
 REWARDS = '''
 def digits(completion):
@@ -36,20 +36,20 @@ def digits(completion):
 def digits_batched(completions, **columns):
     return [digits(completion) for completion in completions]
 '''
-FLOW = """
-flow bench {
+FLOW = f"""
+flow bench {{
   data  questions = jsonl("data.jsonl", shuffle = false)
   model actor     = hf("model")
   reward share    = python("bench_rewards:digits")
 
-  step {
-    batch   = questions.take(PROMPTS prompts)
-    samples = actor.generate(batch, n = SAMPLES, max_new = MAX_NEW tokens, temperature = 1.0)
+  step {{
+    batch   = questions.take({PROMPTS} prompts)
+    samples = actor.generate(batch, n = {SAMPLES}, max_new = {MAX_NEW} tokens, temperature = 1.0)
     score   = share(samples)
     adv     = group_normalize(score)
-    actor.train(samples, advantages = adv, loss = ppo_clip(0.2), optimizer = adamw(lr = LEARNING_RATE))
-  }
-}
+    actor.train(samples, advantages = adv, loss = ppo_clip(0.2), optimizer = adamw(lr = {LEARNING_RATE}))
+  }}
+}}
 """
 
 
@@ -89,13 +89,9 @@ def prepare(folder: Path, hidden: int, layers: int) -> None:
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     questions = [f"{a}+{b}=" for a in range(10, 42) for b in range(10, 42)]
-    rows = [json.dumps({"prompt": question}) + "\n" for question in questions]
-    (folder / "data.jsonl").write_text("".join(rows), encoding="utf-8")
+    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": q}) + "\n" for q in questions), encoding="utf-8")
     (folder / "bench_rewards.py").write_text(REWARDS, encoding="utf-8")
-    flow = FLOW
-    for name in ("PROMPTS", "SAMPLES", "MAX_NEW", "LEARNING_RATE"):
-        flow = flow.replace(name, str(globals()[name]))
-    (folder / "bench.rlflow").write_text(flow, encoding="utf-8")
+    (folder / "bench.rlflow").write_text(FLOW, encoding="utf-8")
 
 
 # --- the two sides: seconds of every step ----------------------------------------------------------------------------
@@ -163,50 +159,7 @@ def measure_trl(folder: Path, steps: int) -> list[float]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def measure_pieces(folder: Path, steps: int) -> list[float]:
-    """Seconds of each step of rlflow's runtime pieces in one process, without Ray: the part that computes."""
-    import torch
-
-    from rlflow.backends.ray_runtime.algorithms.advantages import group_normalize
-    from rlflow.backends.ray_runtime.data import open_data
-    from rlflow.backends.ray_runtime.models import load_model
-    from rlflow.backends.ray_runtime.rewards import Sample, load_reward, score_rows
-    from rlflow.backends.ray_runtime.rollout import RolloutEngine
-    from rlflow.backends.ray_runtime.trainer import Trainer
-    from rlflow.ir.ops import AdamW, FileData, Generate, HfModel, PpoClip, PythonReward, Train
-
-    torch.set_num_threads(THREADS)
-    loaded = load_model(HfModel(path="model"), folder)
-    data = open_data(FileData(path="data.jsonl", format="jsonl", shuffle=False), folder, "questions")
-    data.render(loaded.tokenizer, loaded.context - MAX_NEW)
-    engine, trainer = RolloutEngine(loaded, "fp32"), Trainer(loaded, "fp32")
-    reward = load_reward(PythonReward(function="bench_rewards:digits"), folder, {})
-    generate = Generate(model="actor", n=SAMPLES, max_new=MAX_NEW)
-    train = Train(
-        model="actor",
-        loss=(PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2),),
-        optimizer=AdamW(lr=LEARNING_RATE),
-        minibatch=0,
-    )
-    seconds: list[float] = []
-    cursor = 0
-    for step in range(steps):
-        began = time.perf_counter()
-        prompts, cursor = data.take(cursor, PROMPTS, seed=0)
-        samples = engine.generate(prompts, generate, seed=0, step=step, version=step)
-        uids, records, texts = samples.array("uid"), samples.items("record"), samples.items("text")
-        rows = [Sample(int(uids[i]), i % SAMPLES, records[i], texts[i]) for i in range(samples.rows)]
-        scores, _ = score_rows(reward, rows, 0, 15.0)
-        advantages = group_normalize(scores, samples.array("group"), std=True, epsilon=1e-6)
-        trainer.train(samples, advantages, train, reference=None, old=None, seed=0, step=step)
-        engine.load_weights(step + 1)
-        seconds.append(time.perf_counter() - began)
-        lengths = set(samples.packed("response_ids").lengths.tolist())
-        assert lengths == {MAX_NEW}, f"responses of {sorted(lengths)} tokens"
-    return seconds
-
-
-def measure_run(folder: Path, steps: int) -> list[float]:
+def measure_rlflow(folder: Path, steps: int) -> list[float]:
     """Seconds from the start of one step to the start of the next in the trace of a real `rlflow run`: Ray, reward
     processes, metrics and all."""
     run = folder / f"run-{time.time_ns()}"
@@ -222,7 +175,7 @@ def measure_run(folder: Path, steps: int) -> list[float]:
     return [end - start for start, end in pairwise(starts)]
 
 
-SIDES = {"trl": measure_trl, "pieces": measure_pieces, "run": measure_run}
+SIDES = {"rlflow": measure_rlflow, "trl": measure_trl}
 
 # --- the comparison -------------------------------------------------------------------------------------------------
 
@@ -255,10 +208,9 @@ def versions(python: str, packages: tuple[str, ...]) -> str:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    ours = arguments.rlflow
-    pythons = {ours: sys.executable, "trl": str(arguments.trl_python)}
+    pythons = {"rlflow": sys.executable, "trl": str(arguments.trl_python)}
     steps = arguments.warmup + arguments.steps
-    measured: dict[str, list[float]] = {ours: [], "trl": []}
+    measured: dict[str, list[float]] = {"rlflow": [], "trl": []}
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as name:
         folder = Path(name)
         prepare(folder, arguments.hidden, arguments.layers)
@@ -278,19 +230,21 @@ def compare(arguments: argparse.Namespace) -> None:
             f"{side:>6}: median {median * 1e3:7.1f} ms, middle half {low * 1e3:.1f} .. {high * 1e3:.1f} ms, "
             f"fastest {min(seconds) * 1e3:.1f} ms, {len(seconds)} steps"
         )
-    ratio = statistics.median(measured["trl"]) / statistics.median(measured[ours])
+    ratio = statistics.median(measured["trl"]) / statistics.median(measured["rlflow"])
     print(f"trl / rlflow = {ratio:.2f} (above 1: rlflow is faster)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time of one GRPO step, rlflow against trl.")
     parser.add_argument("--trl-python", type=Path, help="the Python of a virtual environment with trl")
-    parser.add_argument("--rlflow", choices=("run", "pieces"), default="run", help="default %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps per run (default %(default)s)")
-    parser.add_argument("--warmup", type=int, default=3, help="steps left out per run (default %(default)s)")
-    parser.add_argument("--hidden", type=int, default=64, help="the model's width (default %(default)s)")
-    parser.add_argument("--layers", type=int, default=2, help="the model's layers (default %(default)s)")
+    for name, default, words in (
+        ("--rounds", 3, "runs of each side"),
+        ("--steps", 20, "measured steps per run"),
+        ("--warmup", 3, "steps left out per run"),
+        ("--hidden", 64, "the model's width"),
+        ("--layers", 2, "the model's layers"),
+    ):
+        parser.add_argument(name, type=int, default=default, help=f"{words} (default %(default)s)")
     parser.add_argument("--side", choices=tuple(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unicodedata import name as character_name
 
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, v_args
+from lark import Lark, Token, Transformer, Tree, UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, v_args
 from lark.exceptions import UnexpectedInput
 
 from rlflow.diagnostics import CompileError, Diagnostic, Label, SourceFile, Span, did_you_mean
 from rlflow.grammar import nodes
 from rlflow.grammar.words import ITEM_WORDS, describe_expected, enclosing_block
+
+MAX_DEPTH = 200
+"""Levels of a tree; everything that walks one may recurse."""
 
 
 @cache
@@ -37,6 +41,16 @@ def _build(source: SourceFile, start: str) -> Any:
         tree = _lark(start).parse(source.text)
     except UnexpectedInput as error:
         raise CompileError([_syntax_error(source, error)]) from None
+    deep = _too_deep(tree)
+    if deep is not None:
+        span = Span(source, deep.meta.start_pos, deep.meta.end_pos)
+        raise CompileError(
+            [
+                Diagnostic(
+                    "RLF0001", f"this is nested more than {MAX_DEPTH} levels deep", (Label(span, "write less here"),)
+                )
+            ]
+        )
     builder = _Build(source)
     result = builder.transform(tree)
     if builder.problems:
@@ -44,14 +58,25 @@ def _build(source: SourceFile, start: str) -> Any:
     return result
 
 
+def _too_deep(tree: Tree[Token]) -> Tree[Token] | None:
+    """The first part of the tree below MAX_DEPTH levels, or None. A long sum is as deep as it has terms."""
+    stack = [(tree, 1)]
+    while stack:
+        part, depth = stack.pop()
+        if depth > MAX_DEPTH and not part.meta.empty:
+            return part
+        stack.extend((child, depth + 1) for child in reversed(part.children) if isinstance(child, Tree))
+    return None
+
+
 def _syntax_error(source: SourceFile, error: UnexpectedInput) -> Diagnostic:
     text = source.text
     if isinstance(error, UnexpectedEOF) or (isinstance(error, UnexpectedToken) and error.token.type == "$END"):
         end = len(text.rstrip())
-        span = Span(source, max(0, end - 1), end)
+        span = Span(source, end, end)
         expected = describe_expected(error.accepts if isinstance(error, UnexpectedToken) else error.expected)
         block = enclosing_block(text, end)
-        notes = ()
+        notes: tuple[str, ...] = ()
         if block is not None:
             line, _ = source.position(block)
             notes = (f"the `{{` on line {line} is not closed",)
@@ -66,7 +91,9 @@ def _syntax_error(source: SourceFile, error: UnexpectedInput) -> Diagnostic:
             return Diagnostic(
                 "RLF0004", "this string has no closing quote on its line", (Label(span, 'add `"` at its end'),)
             )
-        return Diagnostic("RLF0003", f"unexpected character `{word}`", (Label(span, describe_expected(error.allowed)),))
+        return Diagnostic(
+            "RLF0003", f"unexpected character {_character(word)}", (Label(span, describe_expected(error.allowed)),)
+        )
     assert isinstance(error, UnexpectedToken)
     token = error.token
     at = token.start_pos or 0
@@ -79,7 +106,16 @@ def _syntax_error(source: SourceFile, error: UnexpectedInput) -> Diagnostic:
     guess = did_you_mean(word, [w for w, terminal in ITEM_WORDS.items() if terminal in accepts])
     if guess and guess != word:
         help_lines = (f"did you mean `{guess}`?",)
-    return Diagnostic("RLF0001", f"unexpected `{word}`", (Label(span, describe_expected(accepts)),), help=help_lines)
+    shown = word if len(word) <= 40 else word[:40] + "..."
+    return Diagnostic("RLF0001", f"unexpected `{shown}`", (Label(span, describe_expected(accepts)),), help=help_lines)
+
+
+def _character(char: str) -> str:
+    """The character in backticks, or its number and name when it cannot be seen."""
+    if char.isprintable() and not char.isspace():
+        return f"`{char}`"
+    name = character_name(char, "")
+    return f"U+{ord(char):04X}" + (f" ({name.lower()})" if name else "")
 
 
 def _reserved(word: str, span: Span) -> Diagnostic:
@@ -108,7 +144,9 @@ def _unescape(body: str) -> str:
 
 def _number(text: str) -> int | float:
     text = text.replace("_", "")
-    return float(text) if any(c in text for c in ".eE") else int(text)
+    if any(c in text for c in ".eE") or len(text) > 300:  # beyond every float; the frontend refuses what is not finite
+        return float(text)
+    return int(text)
 
 
 @v_args(meta=True)
@@ -141,11 +179,17 @@ class _Build(Transformer[Token, Any]):
     def params(self, meta: Any, c: list[Any]) -> tuple[nodes.Param, ...]:
         return tuple(p for p in c if p is not None)
 
+    def _free(self, token: Token) -> nodes.Ident:
+        """A name that is no word of the language."""
+        if str(token) in ITEM_WORDS:
+            self.problems.append(_reserved(str(token), self._token(token)))
+        return self._ident(token)
+
     def param(self, meta: Any, c: list[Any]) -> nodes.Param:
-        return nodes.Param(self._ident(c[0]), c[1], self._span(meta))
+        return nodes.Param(self._free(c[0]), c[1], self._span(meta))
 
     def declaration(self, meta: Any, c: list[Any]) -> nodes.Declaration:
-        return nodes.Declaration(str(c[0]), self._ident(c[1]), c[2], self._span(meta))
+        return nodes.Declaration(str(c[0]), self._free(c[1]), c[2], self._span(meta))
 
     def block(self, meta: Any, c: list[Any]) -> tuple[nodes.Statement, ...]:
         return tuple(c)
@@ -154,7 +198,7 @@ class _Build(Transformer[Token, Any]):
         return nodes.Step(c[0], self._span(meta))
 
     def evaluate(self, meta: Any, c: list[Any]) -> nodes.Evaluate:
-        return nodes.Evaluate(self._ident(c[0]), c[1], c[2], self._span(meta))
+        return nodes.Evaluate(self._free(c[0]), c[1], c[2], self._span(meta))
 
     def allow(self, meta: Any, c: list[Any]) -> nodes.Allow:
         return nodes.Allow(self._ident(c[0]), c[1], c[2], self._span(meta))
@@ -169,9 +213,7 @@ class _Build(Transformer[Token, Any]):
         return nodes.Seed(c[0], self._span(meta))
 
     def assign(self, meta: Any, c: list[Any]) -> nodes.Assign:
-        if str(c[0]) in ITEM_WORDS:
-            self.problems.append(_reserved(str(c[0]), self._token(c[0])))
-        return nodes.Assign(self._ident(c[0]), c[1], self._span(meta))
+        return nodes.Assign(self._free(c[0]), c[1], self._span(meta))
 
     def call_statement(self, meta: Any, c: list[Any]) -> nodes.CallStatement:
         return nodes.CallStatement(c[0], self._span(meta))
@@ -241,7 +283,7 @@ class _Build(Transformer[Token, Any]):
     def name(self, meta: Any, c: list[Token]) -> nodes.Name:
         return nodes.Name(str(c[0]), self._token(c[0]))
 
-    def list(self, meta: Any, c: list[Any]) -> nodes.ListOf:
+    def list_of(self, meta: Any, c: list[Any]) -> nodes.ListOf:
         return nodes.ListOf(tuple(x for x in c if x is not None), self._span(meta))
 
     def attribute(self, meta: Any, c: list[Any]) -> nodes.Attribute:

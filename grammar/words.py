@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rlflow.diagnostics import one_of
@@ -53,6 +54,7 @@ _SIGNS = {
     "SLASH": "/",
     "__ANON_0": "<=",
 }
+_BRACES = re.compile(r'#[^\n]*|"(?:\\.|[^"\\\n])*"|[{}]')
 _VALUES = {"QUANTITY", "NUMBER", "STRING", "NAME", "_TRUE", "_FALSE", "_NONE", "MINUS", "LPAR", "LSQB"}
 
 
@@ -61,7 +63,7 @@ def describe_expected(terminals: Iterable[str]) -> str:
     left = {t for t in terminals if t != "$END"}
     words: list[str] = []
     tail: list[str] = []
-    if {"NUMBER", "STRING"} <= left:
+    if "NUMBER" in left:
         tail.append("a value")
         left -= _VALUES
     elif "NAME" in left:
@@ -88,20 +90,9 @@ def describe_expected(terminals: Iterable[str]) -> str:
 def enclosing_block(text: str, end: int) -> int | None:
     """Offset of the innermost `{` still open at `end`, or None. Strings and comments are skipped."""
     stack: list[int] = []
-    i = 0
-    while i < end:
-        char = text[i]
-        if char == "#":
-            newline = text.find("\n", i)
-            i = end if newline < 0 else newline
-            continue
-        if char == '"':
-            close = text.find('"', i + 1)
-            i = end if close < 0 else close + 1
-            continue
-        if char == "{":
-            stack.append(i)
-        elif char == "}" and stack:
+    for found in _BRACES.finditer(text, 0, end):
+        if found[0] == "{":
+            stack.append(found.start())
+        elif found[0] == "}" and stack:
             stack.pop()
-        i += 1
     return stack[-1] if stack else None

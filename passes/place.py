@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rlflow.cluster.spec import DEVICE_TYPES, LOCAL, PlaceRequest, PoolRequest
+from rlflow.cluster.spec import DEVICE_TYPES, LOCAL, PlaceRequest, PoolRequest, StalenessRequest, TriggerRequest
 from rlflow.diagnostics import Label
 from rlflow.ir.flow import Flow, Layout, Node, Placement, PoolSpec, Stage, reads_model
 from rlflow.ir.ops import Score, Take, Train
@@ -62,9 +62,10 @@ class Place(Pass):
                 schedule.pools[1].span,
                 help=("use one pool, or leave the schedule out",),
             )
-        for request in (*schedule.staleness, *schedule.triggers):
-            what = "staleness" if request in schedule.staleness else "a trigger"
-            if getattr(request, "steps", 1) > 0:
+        requests: list[StalenessRequest | TriggerRequest] = [*schedule.staleness, *schedule.triggers]
+        for request in requests:
+            what = "staleness" if isinstance(request, StalenessRequest) else "a trigger"
+            if isinstance(request, TriggerRequest) or request.steps > 0:
                 context.error(
                     "RLF4003",
                     f"{what} needs rollout and training on separate pools, which this version does not place yet",
@@ -74,14 +75,23 @@ class Place(Pass):
         request_ = schedule.pools[0] if schedule.pools else PoolRequest(DEFAULT_POOL, cluster.hosts[0].devices)
         kinds = sorted({host.device for host in cluster.hosts})
         device = DEVICE_TYPES[kinds[0]]
+        if len(kinds) > 1:
+            context.error(
+                "RLF4003",
+                f"cluster `{cluster.name}` has several kinds of devices, which this version does not support: "
+                + " and ".join(f"`{kind}`" for kind in kinds),
+                cluster.span,
+            )
         if cluster.name == LOCAL:
             return PoolSpec(request_.name, device, (LOCAL,) * request_.devices, request_.span)
         slots = [host.name for host in cluster.hosts for _ in range(host.devices)]
         if request_.devices > len(slots):
-            table = ", ".join(f"{host.name}: {host.devices}" for host in cluster.hosts)
+            table = ", ".join(f"{host.name}: {host.devices}" for host in cluster.hosts[:8])
+            table += ", ..." if len(cluster.hosts) > 8 else ""
+            wanted = f"pool `{request_.name}` wants {request_.devices} devices"
             context.error(
                 "RLF2003",
-                f"pool `{request_.name}` wants {request_.devices} devices, and cluster `{cluster.name}` has {len(slots)}",
+                f"{wanted}, and cluster `{cluster.name}` has {len(slots)}",
                 request_.span,
                 related=() if cluster.span is None else (Label(cluster.span, "", primary=False),),
                 notes=(f"devices by host: {table}",),
@@ -127,14 +137,23 @@ def _check_split(flow: Flow, dp: int, context: PassContext) -> None:
         if isinstance(op, Train) and op.minibatch % dp:
             rows = flow.nodes[flow.inputs(node.id)["samples"]].type
             assert isinstance(rows, RowsType)
-            legal_sizes = [m for m in range(dp, (rows.rows or 0) + 1, dp) if (rows.rows or 0) % m == 0]
-            nearest = sorted(legal_sizes, key=lambda m: abs(m - op.minibatch))[:2]
+            nearest = _nearest_minibatches(rows.rows or 0, op.minibatch, dp)
             context.error(
                 "RLF2001",
                 f"a mini-batch of {op.minibatch} samples does not divide over {dp} data-parallel ranks",
                 node.span,
-                help=(f"nearest that divide: {' or '.join(map(str, sorted(nearest)))} samples",) if nearest else (),
+                help=(f"nearest that divide: {' or '.join(map(str, nearest))} samples",) if nearest else (),
             )
+
+
+def _nearest_minibatches(rows: int, size: int, dp: int) -> list[int]:
+    """Up to two sizes, the nearest below and above, that divide the batch and split over the ranks."""
+    if rows % dp:
+        return []
+    of, near, reach = rows // dp, size // dp, 1_000_000
+    below = next((d for d in range(near, max(0, near - reach), -1) if of % d == 0), None)
+    above = next((d for d in range(near + 1, min(of, near + reach) + 1) if of % d == 0), None)
+    return [d * dp for d in (below, above) if d is not None]
 
 
 def _pool_name(node: Node) -> str:

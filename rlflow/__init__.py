@@ -13,14 +13,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "compile": "rlflow.driver",
-    "check": "rlflow.driver",
-    "run": "rlflow.driver",
-    "Plan": "rlflow.plan",
-    "Diagnostic": "rlflow.diagnostics",
+    "Diagnostic": ("rlflow.diagnostics", "Diagnostic"),
+    "Options": ("rlflow.driver", "Options"),
+    "Plan": ("rlflow.plan", "Plan"),
+    "check": ("rlflow.driver", "check"),
+    "compile": ("rlflow.driver", "compile"),
+    "run": ("rlflow.runs", "run_path"),
 }
 
-__all__ = ["Diagnostic", "Plan", "__version__", "check", "compile", "run"]
+__all__ = ["Diagnostic", "Options", "Plan", "__version__", "check", "compile", "run"]
 
 if not (Path(__file__).parent / "grammar" / "__init__.py").is_file():
     raise ImportError(
@@ -31,5 +32,6 @@ if not (Path(__file__).parent / "grammar" / "__init__.py").is_file():
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        module, attribute = _LAZY[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'rlflow' has no attribute {name!r}")

@@ -393,8 +393,9 @@ def opt(path: Path, options: Options, spec: str) -> None:
     from rlflow import driver
     from rlflow.ir.parser import FlowSyntaxError, parse_flow
     from rlflow.ir.printer import print_flow
+    from rlflow.ir.verify import broken_rules
     from rlflow.passes.base import PassContext
-    from rlflow.passes.pipeline import PASSES, run_pipeline
+    from rlflow.passes.pipeline import PASSES, load_pass, run_pipeline
 
     try:
         names = driver.pass_names(spec)
@@ -403,17 +404,29 @@ def opt(path: Path, options: Options, spec: str) -> None:
     if path.suffix == ".rlir":
         try:
             flow = parse_flow(path.read_text("utf-8"))
-        except FlowSyntaxError as error:
+        except (FlowSyntaxError, UnicodeDecodeError) as error:
             raise click.ClickException(f"{path}: {error}") from None
+        broken = broken_rules(flow)
+        if broken:
+            raise click.ClickException(f"{path}: not a sound flow: {'; '.join(broken)}")
         context = PassContext()
     else:
         lowered = driver.lowered(path, options)
         flow, context = lowered.flow, PassContext(lowered.schedule, lowered.cluster)
+    if names and flow.stage is not load_pass(names[0]).requires:
+        needed = load_pass(names[0]).requires.name
+        raise click.UsageError(f"pass {names[0]} needs a flow of stage {needed}, and this one is {flow.stage.name}")
     click.echo(print_flow(run_pipeline(flow, context, names)), nl=False)
 
 
 def _write(path: Path, text: str) -> None:
     """Write through a temporary name, so that a failure leaves the old file."""
+    if path.is_dir():
+        raise click.UsageError(f"`{path}` is a folder; give the name of a file")
     building = path.with_name(path.name + ".partial")
-    building.write_text(text, "utf-8")
-    building.replace(path)
+    try:
+        building.write_text(text, "utf-8")
+        building.replace(path)
+    except OSError:
+        building.unlink(missing_ok=True)
+        raise

@@ -138,13 +138,6 @@ def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
     return changed
 
 
-def run(path: str | Path, options: Options | None = None, **settings: object) -> object:
-    """Compile and run a .rlflow file, or run a plan file. See `rlflow.runs.run_path` for the settings."""
-    from rlflow.runs import run_path
-
-    return run_path(path, options or Options(), **settings)  # type: ignore[arg-type]
-
-
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -21,6 +21,7 @@ from rlflow.plan import (
     Program,
     PublishWeights,
     RankPlace,
+    Reason,
     RewardDecl,
     RunStage,
     SaveCheckpoint,
@@ -118,7 +119,7 @@ class _Freezer:
                 continue  # called by the pools that use it
             step = list(self._instructions(STEP))
             save_span = span_ref(flow.save_span or flow.span)
-            reason = "written" if flow.save_every else "keep-progress"
+            reason: Reason = "written" if flow.save_every else "keep-progress"
             inserted_by = "" if flow.save_every else "freeze"
             step.append(
                 SaveCheckpoint(

@@ -8,7 +8,7 @@ keys are errors, and a plan of another major format version is refused. Ops and 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,7 +28,7 @@ from rlflow.ir.ops import (
     Train,
 )
 
-FORMAT = "rlflow.plan"
+FORMAT: Final = "rlflow.plan"
 FORMAT_VERSION = "1.0"
 
 
@@ -260,10 +260,51 @@ class Plan(_Model):
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read a plan; ValueError (pydantic's ValidationError included) when it is not one this version reads."""
-        raw: Any = json.loads(text)
+        try:
+            raw: Any = json.loads(text)
+        except RecursionError:
+            raise ValueError("not an rlflow plan: nested too deeply") from None
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError("not an rlflow plan: the key `format` is not `rlflow.plan`")
         version = str(raw.get("format_version", ""))
         if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
             raise ValueError(f"plan format {version or 'unknown'} is not readable; this rlflow reads {FORMAT_VERSION}")
-        return cls.model_validate(raw)
+        plan = cls.model_validate(raw)
+        broken = plan.broken_references()
+        if broken:
+            raise ValueError("not a sound plan: " + "; ".join(broken[:3]))
+        return plan
+
+    def broken_references(self) -> list[str]:
+        """Names that the plan uses and does not define, in words; empty for every plan that a compile makes."""
+        names = {
+            "data set": {d.name for d in self.data},
+            "model": {m.name for m in self.models},
+            "reward": {r.name for r in self.rewards},
+            "pool": {p.name for p in self.pools},
+            "stage": {s.id for s in self.stages},
+        }
+        used: list[tuple[str, str, str]] = []  # who, what kind, which name
+        for stage in self.stages:
+            used.append((f"stage {stage.id}", "pool", stage.pool))
+            used += [(f"stage {stage.id}", "stage", source) for source in stage.inputs.values()]
+            for field, kind in (("data", "data set"), ("model", "model"), ("reward", "reward")):
+                if hasattr(stage.op, field):
+                    used.append((f"stage {stage.id}", kind, getattr(stage.op, field)))
+        for model in self.models:
+            if isinstance(model.source, FrozenModel):
+                used.append((f"model {model.name}", "model", model.source.of))
+        for reward in self.rewards:
+            if isinstance(reward.source, DatasetScorer):
+                used.append((f"reward {reward.name}", "data set", reward.source.data))
+        for program in self.programs:
+            used.append(("a program", "pool", program.pool))
+            for instruction in (*program.step, *(i for e in program.evaluations for i in e.instructions)):
+                if not isinstance(instruction, SaveCheckpoint):
+                    kind = "model" if isinstance(instruction, PublishWeights) else "stage"
+                    used.append((f"instruction {instruction.id}", kind, getattr(instruction, kind)))
+        for channel in self.channels:
+            used.append(("a channel", "model", channel.model))
+            used += [("a channel", "stage", stage) for stage in (channel.source, *channel.readers)]
+        broken = [f"{who} names the unknown {kind} {name}" for who, kind, name in used if name not in names[kind]]
+        return broken if self.sources else ["it names no source", *broken]

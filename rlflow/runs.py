@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,22 +82,36 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
             help=('pip install "rlflow-dsl[run]"',),
         ) from None
     request.run_dir.mkdir(parents=True, exist_ok=True)
-    if not request.resume:
+    if request.resume:
+        request = _as_before(request)
+    else:
         (request.run_dir / "plan.json").write_text(request.plan.to_json(), "utf-8")
     record = _Record(request, progress)
     settings = RunSettings(
         request.base_dir, request.run_dir, request.steps, request.seed, request.resume, request.address
     )
-    status = "failed"
     try:
-        end = run_plan(request.plan, settings, record.observer())
-        status = "interrupted" if end.interrupted else "finished"
-        return end
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        record.close(status)
+        try:
+            end = run_plan(request.plan, settings, record.observer())
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # a full disk, say: the error itself is what counts
+                record.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            raise
+        record.close("interrupted" if end.interrupted and end.step < end.total_steps else "finished")
+    except OSError as error:  # of the disk: a failed write does not say where by itself
+        raise OSError(error.errno, error.strerror, error.filename or str(request.run_dir)) from None
+    return end
+
+
+def _as_before(request: RunRequest) -> RunRequest:
+    """A resumed run has the number of steps that it was started with, unless another one is given."""
+    if request.steps is not None:
+        return request
+    try:
+        steps = json.loads((request.run_dir / "run.json").read_text("utf-8")).get("steps")
+    except (OSError, ValueError):
+        return request
+    return replace(request, steps=steps) if isinstance(steps, int) else request
 
 
 class _Record:
@@ -111,6 +126,7 @@ class _Record:
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
         self._started = time.time()
         self._facts: dict[str, Any] = {}
+        write_run_json(request, "running", self._started, self._facts)
 
     def observer(self) -> RunObserver:
         from rlflow.backends.ray_runtime.launcher import RunObserver
@@ -122,7 +138,8 @@ class _Record:
                 record._progress.phase(text)
 
             def ready(self, facts: dict[str, Any], total_steps: int, first_step: int) -> None:
-                record._facts = facts
+                record._facts = facts | {"total_steps": total_steps}
+                write_run_json(record._request, "running", record._started, record._facts)
                 record._progress.total_steps = total_steps
                 record._truncate(first_step - 1)
 
@@ -236,7 +253,7 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
     body = {
         "flow": request.plan.flow,
         "status": status,
-        "seed": request.plan.seed if request.seed is None else request.seed,
+        "seed": facts.get("seed", request.plan.seed if request.seed is None else request.seed),
         "steps": request.steps if request.steps is not None else facts.get("total_steps"),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "seconds": round(time.time() - started, 3),

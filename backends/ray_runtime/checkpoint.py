@@ -7,6 +7,7 @@ not there; `latest_checkpointed_iteration.txt` names the newest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,17 +17,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlflow.backends.ray_runtime.checkpoint_folder import LATEST, STATE, checkpoint_path, older_hint
 from rlflow.backends.ray_runtime.models import save_model
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 
-LATEST = "latest_checkpointed_iteration.txt"
-_STATE = "state.json"
-
 
 def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
     """Write the state after `step` steps; returns the checkpoint's folder. RLF5010 when the disk refuses."""
-    target = folder / f"global_step_{step}"
+    target = checkpoint_path(folder, step)
     building = folder / f".global_step_{step}.partial"
     try:
         shutil.rmtree(building, ignore_errors=True)
@@ -39,8 +38,14 @@ def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
             save_model(model.loaded, building / declared.name)
             torch.save(model.trainer.state_dict(), building / f"{declared.name}.training.pt")
             versions[declared.name] = model.version
-        body = {"step": step, "cursors": state.cursors, "versions": versions, "seed": state.seed}
-        (building / _STATE).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
+        body = {
+            "step": step,
+            "cursors": state.cursors,
+            "versions": versions,
+            "seed": state.seed,
+            "data": {name: data.fingerprint for name, data in state.data.items()},
+        }
+        (building / STATE).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
         for path in building.rglob("*"):
             if path.is_file():
                 _sync(path)
@@ -51,7 +56,7 @@ def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
         pointer.write_text(f"{step}\n", "utf-8")
         _sync(pointer)
         os.replace(pointer, folder / LATEST)
-    except OSError as error:
+    except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
         shutil.rmtree(building, ignore_errors=True)
         raise RunFailure(
             "RLF5010",
@@ -61,22 +66,12 @@ def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
     return target
 
 
-def latest_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint in `folder`; None without one. RLF5010 for a pointer to nothing."""
-    pointer = folder / LATEST
-    if not pointer.is_file():
-        return None
-    text = pointer.read_text("utf-8").strip()
-    if not text.isdigit() or not (folder / f"global_step_{text}" / _STATE).is_file():
-        raise RunFailure("RLF5010", f"`{pointer}` names the checkpoint `{text}`, which is not there or not whole")
-    return int(text)
-
-
 def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
     """Bring models, optimizers, cursors and versions back to the state after `step` steps. RLF5010 when broken."""
-    source = folder / f"global_step_{step}"
+    source = checkpoint_path(folder, step)
     try:
-        body: dict[str, Any] = json.loads((source / _STATE).read_text("utf-8"))
+        body: dict[str, Any] = json.loads((source / STATE).read_text("utf-8"))
+        _check_data(state, body["data"])
         for name, version in body["versions"].items():
             model = state.models[name]
             assert model.trainer is not None
@@ -96,8 +91,31 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
             "RLF5010",
             f"checkpoint `{source}` cannot be read",
             notes=(f"{type(error).__name__}: {error}",),
-            help=("remove it and point to an older one",),
+            help=(older_hint(folder, step),),
         ) from None
+
+
+def weights_digest(state: RankState) -> str:
+    """sha256 (hex) of all trained weights on this rank."""
+    digest = hashlib.sha256()
+    for declared in state.plan.models:
+        model = state.models.get(declared.name)
+        if model is not None and declared.trainable:
+            for parameter in model.loaded.model.parameters():
+                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _check_data(state: RankState, fingerprints: dict[str, str]) -> None:
+    """A cursor into other data would repeat rows and leave others out."""
+    for name, data in state.data.items():
+        if fingerprints.get(name, data.fingerprint) != data.fingerprint:
+            raise RunFailure(
+                "RLF5010",
+                f"data `{name}` is not what it was when the checkpoint was written",
+                notes=(f"sha256 then {fingerprints[name][:16]}..., now {data.fingerprint[:16]}...",),
+                help=("put the old data back, or start a new run from the checkpoint's model folder",),
+            )
 
 
 def _sync(path: Path) -> None:

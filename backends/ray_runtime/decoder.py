@@ -11,7 +11,7 @@ with `select` again whenever finished rows are dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,11 @@ _DENSE = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 _FUSE_LIMIT_BYTES = 64 << 20
 _FIRST_CAPACITY = 64
+
+_Affine: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight and bias of a linear layer."""
+_Table: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
+"""[heads + kv heads, head size] by position."""
 
 
 class Decoder(Protocol):
@@ -102,12 +107,25 @@ class _Layer:
 
     norm1: torch.Tensor
     norm2: torch.Tensor
-    qkv: list[tuple[torch.Tensor, torch.Tensor | None]]
-    out: nn.Linear
-    gate_up: list[tuple[torch.Tensor, torch.Tensor | None]]
-    down: nn.Linear
+    qkv: list[_Affine]
+    out: _Affine
+    gate_up: list[_Affine]
+    down: _Affine
     head_norm: torch.Tensor | None
     """[heads + kv heads, head size]: scale of the normalised queries and keys (Qwen3)"""
+
+
+@dataclass(slots=True)
+class _View:
+    """One layer's cache as a step uses it."""
+
+    key_slots: tuple[torch.Tensor, ...]
+    """[batch, kv heads, head size] per position, to write"""
+    value_slots: tuple[torch.Tensor, ...]
+    keys: torch.Tensor
+    """[batch x kv heads, head size, capacity], to read"""
+    values: torch.Tensor
+    """[batch x kv heads, capacity, head size]"""
 
 
 class DenseDecoder:
@@ -117,7 +135,7 @@ class DenseDecoder:
         config = model.config
         self.model = model
         self.body = model.model
-        self.epsilon = float(config.rms_norm_eps)
+        self.epsilon = torch.tensor(float(config.rms_norm_eps), device=model.device)
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
         self.size = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
@@ -140,13 +158,13 @@ class DenseDecoder:
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             self._joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-            attention.o_proj,
+            (attention.o_proj.weight, attention.o_proj.bias),
             self._joined([mlp.gate_proj, mlp.up_proj]),
-            mlp.down_proj,
+            (mlp.down_proj.weight, mlp.down_proj.bias),
             head_norm,
         )
 
-    def _joined(self, parts: list[nn.Linear]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    def _joined(self, parts: list[nn.Linear]) -> list[_Affine]:
         # One matrix product instead of three is a tenth of a small model's step. It costs a copy of these weights,
         # which a large model neither needs nor can afford.
         if not self.fuse:
@@ -156,14 +174,13 @@ class DenseDecoder:
 
     def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
         width = ids.shape[1]
-        pads = width - lengths
-        padded = bool((pads > 0).any())
-        slots = torch.arange(width, device=ids.device)
-        mask = None
-        positions = None
-        if padded:
-            real = slots >= pads[:, None]
-            positions = (slots - pads[:, None]).clamp(min=0)
+        self.pads = width - lengths
+        self.padded = bool((self.pads > 0).any())
+        mask = positions = None
+        if self.padded:
+            slots = torch.arange(width, device=ids.device)
+            real = slots >= self.pads[:, None]
+            positions = (slots - self.pads[:, None]).clamp(min=0)
             # A padding slot sees itself: a row of the mask without any True would be NaN and spread.
             itself = slots[:, None] == slots
             mask = (((slots[:, None] >= slots) & real[:, None, :]) | itself)[:, None]
@@ -171,13 +188,10 @@ class DenseDecoder:
         hidden = self.body(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -1]
-        self.length = width
+        self.length = self.capacity = width
         self.total = width + max_new
         self.keys = [layer.keys for layer in cache.layers]
         self.values = [layer.values for layer in cache.layers]
-        self.capacity = width
-        self.pads = pads
-        self.padded = padded
         self.bias: torch.Tensor | None = None
         self._rotary(hidden)
         logits: torch.Tensor = self.model.lm_head(hidden)
@@ -195,16 +209,15 @@ class DenseDecoder:
         sin = torch.cat([-sin[:, :half], sin[:, half:]], -1)
         scale = torch.ones(self.heads + self.kv_heads, self.size, device=like.device)
         scale[: self.heads] = self.body.layers[0].self_attn.scaling
-        self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.tables: list[tuple[_Table, _Table]] = []
         for layer in self.layers:
-            if layer.head_norm is None:
-                if not self.tables:
-                    self.tables.append(((cos[:, None] * scale), (sin[:, None] * scale)))
-                else:
-                    self.tables.append(self.tables[0])
+            if layer.head_norm is None and self.tables:
+                self.tables.append(self.tables[0])
                 continue
-            w = layer.head_norm.float()
-            self.tables.append((cos[:, None] * (w * scale), sin[:, None] * (w.roll(half, -1) * scale)))
+            w = torch.ones_like(scale) if layer.head_norm is None else layer.head_norm.float()
+            pair = cos[:, None] * (w * scale), sin[:, None] * (w.roll(half, -1) * scale)
+            # Rows at different positions gather from the table; a common position picks one entry of a tuple.
+            self.tables.append(pair if self.padded else (pair[0].unbind(0), pair[1].unbind(0)))
 
     def select(self, rows: torch.Tensor) -> None:
         if self.capacity == self.length:
@@ -212,7 +225,7 @@ class DenseDecoder:
             return
         self.keys = [keys.index_select(0, rows) for keys in self.keys]
         self.values = [values.index_select(0, rows) for values in self.values]
-        self._pad_bias(rows)
+        self._make_views(rows)
 
     def _grow(self, rows: torch.Tensor | None = None) -> None:
         """Make room for more tokens, by doubling; selects rows on the way so that repeating a group copies once."""
@@ -223,10 +236,16 @@ class DenseDecoder:
                 new = old.new_empty(batch, old.shape[1], self.capacity, old.shape[3])
                 new[:, :, : self.length] = old[:, :, : self.length] if rows is None else old[rows, :, : self.length]
                 tensors[index] = new
-        self._pad_bias(rows)
+        self._make_views(rows)
 
-    def _pad_bias(self, rows: torch.Tensor | None) -> None:
-        """-inf on the padding of each (row, kv head), in the scores' dtype; None when no prompt is padded."""
+    def _make_views(self, rows: torch.Tensor | None) -> None:
+        """Views of the cache that every step needs, and the mask of the padding: both change with rows and capacity."""
+        batch, flat = self.keys[0].shape[0], (-1, self.capacity, self.size)
+        self.batch = batch
+        self.views = [
+            _View(k.unbind(2), v.unbind(2), k.view(flat).transpose(1, 2), v.view(flat))
+            for k, v in zip(self.keys, self.values, strict=True)
+        ]
         if rows is not None:
             self.pads = self.pads[rows]
         if self.padded:
@@ -239,46 +258,44 @@ class DenseDecoder:
         if self.length == self.capacity:
             self._grow()
         heads, kv_heads, size, slot = self.heads, self.kv_heads, self.size, self.length
-        batch, end, half = len(tokens), slot + 1, size // 2
+        end, half = slot + 1, size // 2
         rotated = heads + kv_heads
-        x = F.embedding(tokens, self.body.embed_tokens.weight)
-        # Left padding moves a row's positions, but rotary attention sees only differences of positions inside a row,
-        # and the padded prefill counted from the first real token: so the row's position is slot - pad.
+        width = heads * size
+        # A row's positions count from its first real token, as in the prefill.
         position = (slot - self.pads) if self.padded else slot
         bias = self.bias[:, :, :end] if self.bias is not None else None
-        for layer, keys, values, (cos, sin) in zip(self.layers, self.keys, self.values, self.tables, strict=True):
-            y = _rms(x, self.epsilon, layer.norm1)
-            qkv = _linear(y, layer.qkv).view(batch, rotated + kv_heads, size)
-            qk = qkv[:, :rotated]
+        x = F.embedding(tokens, self.body.embed_tokens.weight)
+        for layer, view, (cos, sin) in zip(self.layers, self.views, self.tables, strict=True):
+            y = self._norm(x, layer.norm1)
+            qk, v = _linear(y, layer.qkv).view(-1, rotated + kv_heads, size).split((rotated, kv_heads), 1)
             if layer.head_norm is not None:
-                qk = _rms(qk, self.epsilon)
+                qk = self._norm(qk)
             qk = torch.addcmul(qk * cos[position], qk.roll(half, -1), sin[position]).to(x.dtype)
-            keys[:, :, slot] = qk[:, heads:]
-            values[:, :, slot] = qkv[:, rotated:]
-            q = qk[:, :heads].reshape(batch * kv_heads, -1, size)
-            k = keys.view(batch * kv_heads, -1, size)[:, :end].transpose(1, 2)
-            v = values.view(batch * kv_heads, -1, size)[:, :end]
-            scores = torch.bmm(q, k) if bias is None else torch.baddbmm(bias, q, k)
-            mixed = torch.bmm(torch.softmax(scores, -1), v).view(batch, heads * size)
-            x = x + F.linear(mixed, layer.out.weight, layer.out.bias)
-            y = _linear(_rms(x, self.epsilon, layer.norm2), layer.gate_up)
-            gate, up = y.chunk(2, -1)
-            x = x + F.linear(F.silu(gate).mul_(up), layer.down.weight, layer.down.bias)
+            q, k = qk.split((heads, kv_heads), 1)
+            view.key_slots[slot].copy_(k)
+            view.value_slots[slot].copy_(v)
+            q = q.reshape(-1, heads // kv_heads, size)
+            keys, values = view.keys[:, :, :end], view.values[:, :end]
+            # bmm, as torch's fused attention is several times slower for one query on a CPU
+            scores = torch.bmm(q, keys) if bias is None else torch.baddbmm(bias, q, keys)
+            mixed = torch.bmm(torch.softmax(scores, -1), values).view(-1, width)
+            x = x + F.linear(mixed, *layer.out)
+            gate, up = _linear(self._norm(x, layer.norm2), layer.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate).mul_(up), *layer.down)
         self.length = end
-        logits: torch.Tensor = self.model.lm_head(_rms(x, self.epsilon, self.body.norm.weight))
+        logits: torch.Tensor = self.model.lm_head(self._norm(x, self.body.norm.weight))
         return logits
 
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """Root-mean-square norm over the last axis (Zhang & Sennrich 2019), in fp32 as the models do it."""
+        y = x.float()
+        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.epsilon, norm, norm, value=1.0 / y.shape[-1]).rsqrt_()
+        y = (y * scale).to(x.dtype)
+        return y if weight is None else y.mul_(weight)
 
-def _linear(x: torch.Tensor, parts: list[tuple[torch.Tensor, torch.Tensor | None]]) -> torch.Tensor:
+
+def _linear(x: torch.Tensor, parts: list[_Affine]) -> torch.Tensor:
     if len(parts) == 1:
         return F.linear(x, *parts[0])
     return torch.cat([F.linear(x, weight, bias) for weight, bias in parts], -1)
-
-
-def _rms(x: torch.Tensor, epsilon: float, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """Root-mean-square norm over the last axis (Zhang & Sennrich 2019), in fp32 as the models do it."""
-    y = x.float()
-    norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-    scale = norm.square_().mul_(1.0 / y.shape[-1]).add_(epsilon).rsqrt_()
-    y = (y * scale).to(x.dtype)
-    return y if weight is None else y.mul_(weight)

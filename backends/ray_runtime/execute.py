@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from rlflow.backends.ray_runtime.algorithms.advantages import group_normalize
 from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.reward_worker import Handle
 from rlflow.backends.ray_runtime.state import RankState
@@ -142,9 +141,9 @@ class Interpreter:
         handle = self._values[stage.id]
         assert isinstance(handle, Handle)
         assert isinstance(stage.op, Score)
-        scores, _ = self._state.rewards[stage.op.reward].collect(handle)
+        scores, extras = self._state.rewards[stage.op.reward].collect(handle)
         self._values[stage.id] = scores
-        metrics.scores(stage.id, scores)
+        metrics.scores(stage.id, scores, extras)
         metrics.call(stage, step, self._started.pop(stage.id), time.time())
 
     def _publish(self, model: str) -> None:
@@ -177,17 +176,6 @@ class Interpreter:
     def _version(self, stage_id: str) -> int | None:
         model = getattr(self._stages[stage_id].op, "model", None) if stage_id in self._stages else None
         return self._state.models[model].version if model is not None else None
-
-
-def stage_failed(stage: str, error: Exception) -> RunFailure:
-    """RLF5006 with the original exception as the last note."""
-    return RunFailure(
-        "RLF5006",
-        "the stage failed",
-        stage=stage,
-        notes=(f"{type(error).__name__}: {error}",),
-        trace="".join(traceback.format_exception(error)),
-    )
 
 
 def _tokens(samples: Batch) -> int:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlflow.backends.ray_runtime.checkpoint import latest_step
-from rlflow.backends.ray_runtime.rank import Rank, RankSettings
+from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
+from rlflow.backends.ray_runtime.failures import root_cause, worker_died
+from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
+from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool
 
-START_DEADLINE_S = 60.0
-"""For Ray to give the pool its resources."""
 LOAD_DEADLINE_S = 1800.0
 """For loading one part on all ranks."""
+PEER_GRACE_S = 5.0
+"""For the other ranks to fail too, so that the cause is told and not what followed from it."""
 _POLL_S = 0.2
 
 
@@ -82,14 +81,15 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
             f"there is no checkpoint to resume from in `{settings.run_dir}`",
             help=("start it anew in another run folder",),
         )
-    with _Interrupts() as interrupts, _ray(plan, pool, settings, observer):
-        group = _reserve(pool, observer)
-        try:
+    with (
+        Interrupts() as interrupts,
+        ray_session(settings.address, len(pool.ranks), observer.phase),
+    ):
+        interrupts.install()
+        observer.phase(f"placing pool {pool.name} ({len(pool.ranks)} x {pool.device})")
+        with reserved(pool) as group:
             ranks = _start(plan, pool, group, settings)
-            return _watch(ranks, pool, settings, observer, interrupts, resume_step)
-        finally:
-            with contextlib.suppress(Exception):
-                remove_placement_group(group)
+            return _Watch(ranks, pool, settings, observer, interrupts).run(resume_step)
 
 
 def _only_pool(plan: Plan) -> Pool:
@@ -105,94 +105,15 @@ def _only_pool(plan: Plan) -> Pool:
     return pools[0]
 
 
-class _Interrupts:
-    """Ctrl-C and SIGTERM ask for a clean stop; a second one raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):  # not the main thread: the caller handles signals
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: object) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _ray(plan: Plan, pool: Pool, settings: RunSettings, observer: RunObserver) -> Iterator[None]:
-    """A Ray connection for the run. One that was there before is used and left as it is."""
-    if ray.is_initialized():
-        yield
-        return
-    address = settings.address or os.environ.get("RAY_ADDRESS")
-    observer.phase(f"connecting to Ray at {address}" if address else "starting Ray")
-    for name in ("ray._private.accelerators.npu", "ray._private.accelerators"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address:
-        options["address"] = address
-    else:
-        # A pool of several ranks on this machine shares its cores, so Ray is told of as many CPUs as ranks.
-        options |= {
-            "num_cpus": max(os.cpu_count() or 1, len(pool.ranks)),
-            "include_dashboard": False,
-            "configure_logging": False,
-        }
-    try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise RunFailure(
-            "RLF5008",
-            f"cannot connect to Ray at `{address}`" if address else "Ray does not start on this machine",
-            notes=(f"{type(error).__name__}: {error}",),
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _reserve(pool: Pool, observer: RunObserver) -> PlacementGroup:
-    """A placement group with a bundle per rank. RLF5008 with wanted and available when it is not given in time."""
-    observer.phase(f"placing pool {pool.name} ({len(pool.ranks)} x {pool.device})")
-    group = placement_group([{"CPU": 1.0}] * len(pool.ranks), strategy="PACK", name=f"rlflow-{pool.name}-{os.getpid()}")
-    if group.wait(timeout_seconds=START_DEADLINE_S):
-        return group
-    have = ray.available_resources().get("CPU", 0.0)
-    total = ray.cluster_resources().get("CPU", 0.0)
-    remove_placement_group(group)
-    raise RunFailure(
-        "RLF5008",
-        f"Ray did not give pool `{pool.name}` its resources within {START_DEADLINE_S:g} s",
-        notes=(
-            f"wanted: {len(pool.ranks)} bundles of 1 CPU",
-            f"the cluster has {total:g} CPUs, {have:g} of them free",
-        ),
-        help=("use a smaller pool, or free the cluster",),
-    )
-
-
 def _start(plan: Plan, pool: Pool, group: PlacementGroup, settings: RunSettings) -> list[Any]:
     """One actor per rank, in rank order."""
     world = len(pool.ranks)
     threads = max(1, (os.cpu_count() or 1) // world)
-    remote = ray.remote(Rank)
-    plan_json = plan.to_json()
+    remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
     for place in pool.ranks:
         rank_settings = RankSettings(
-            plan_json=plan_json,
+            plan_json=plan.to_json(),
             pool=pool.name,
             rank=place.rank,
             world=world,
@@ -200,139 +121,137 @@ def _start(plan: Plan, pool: Pool, group: PlacementGroup, settings: RunSettings)
             run_dir=str(settings.run_dir.absolute()),
             seed=plan.seed if settings.seed is None else settings.seed,
             threads=threads,
+            environment=_environment(threads),
         )
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.rank)
-        ranks.append(
-            remote.options(
-                num_cpus=1,
-                max_concurrency=2,  # request_stop while run goes on
-                scheduling_strategy=strategy,
-                runtime_env={"env_vars": _environment(threads)},
-            ).remote(rank_settings)
-        )
+        ranks.append(remote.options(num_cpus=1, scheduling_strategy=strategy).remote(rank_settings))
     return ranks
 
 
 def _environment(threads: int) -> dict[str, str]:
     """Environment of a rank. Ray would set one OpenMP thread per CPU it was promised, here 1."""
-    names = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT")
+    names = ("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT")
     kept = {name: os.environ[name] for name in names if name in os.environ}
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **kept}
 
 
-def _watch(
-    ranks: list[Any],
-    pool: Pool,
-    settings: RunSettings,
-    observer: RunObserver,
-    interrupts: _Interrupts,
-    resume_step: int | None,
-) -> RunEnd:
-    """Load, run, and report until all ranks have ended."""
-
-    def everywhere(call: Callable[[Any], Any], what: str) -> None:
-        observer.phase(what)
-        for failure in _all([call(rank) for rank in ranks], pool, LOAD_DEADLINE_S, interrupts):
-            if isinstance(failure, RunFailure):
-                raise failure
-
-    if len(ranks) > 1:
-        address = _all([ranks[0].address.remote()], pool, START_DEADLINE_S, interrupts)[0]
-        everywhere(lambda rank: rank.join.remote(address), f"joining {len(ranks)} ranks")
-    for part in ("models", "data", "rewards"):
-        everywhere(lambda rank, part=part: rank.load.remote(part), f"loading {part}")  # type: ignore[misc]
-    if resume_step is not None:
-        everywhere(lambda rank: rank.resume.remote(resume_step), f"resuming after step {resume_step}")
-    facts = _all([ranks[0].facts.remote()], pool, LOAD_DEADLINE_S, interrupts)[0]
-    total = facts["total_steps"] if settings.steps is None else settings.steps
-    done = resume_step or 0
-    observer.ready(facts, total, done + 1)
-    return _Watch(ranks, pool, observer, interrupts, total).run(done)
-
-
 class _Watch:
-    """Follows the report streams of all ranks."""
+    """Brings the ranks up and follows their report streams until all have ended."""
 
     def __init__(
-        self, ranks: list[Any], pool: Pool, observer: RunObserver, interrupts: _Interrupts, total: int
+        self, ranks: list[Any], pool: Pool, settings: RunSettings, observer: RunObserver, interrupts: Interrupts
     ) -> None:
         self._ranks = ranks
         self._pool = pool
+        self._settings = settings
         self._observer = observer
         self._interrupts = interrupts
-        self._total = total
         self._end: dict[str, Any] = {"step": 0, "checkpoint": ""}
         self._asked = False
+        self._streams: dict[Any, int] = {}
 
-    def run(self, done: int) -> RunEnd:
+    def run(self, resume_step: int | None) -> RunEnd:
+        """Everything from the first call to the end of the run."""
+        self._load(resume_step)
+        facts = self._all([self._ranks[0].facts.remote()], LOAD_DEADLINE_S)[0]
+        total = facts["total_steps"] if self._settings.steps is None else self._settings.steps
+        done = resume_step or 0
         self._end["step"] = done
-        streams = {
-            rank.run.options(num_returns="streaming").remote(done, self._total): index
+        self._observer.ready(facts, total, done + 1)
+        self._observer.phase("running")
+        self._interrupts.finish_steps()
+        self._follow(done, total)
+        if self._asked and not self._end["step"]:
+            raise KeyboardInterrupt  # before the first step: there is nothing to go on with
+        return RunEnd(self._end["step"], total, self._end["checkpoint"], self._asked)
+
+    # --- start-up ----------------------------------------------------------------------------------------------------
+
+    def _load(self, resume_step: int | None) -> None:
+        # Their processes start beside everything else.
+        rewards = [rank.open_rewards.options(concurrency_group="rewards").remote() for rank in self._ranks]
+        self._everywhere(lambda rank: rank.prepare.remote(), "starting the ranks")
+        if len(self._ranks) > 1:
+            address = self._all([self._ranks[0].address.remote()], PLACE_DEADLINE_S)[0]
+            self._everywhere(lambda rank: rank.join.remote(address), f"joining {len(self._ranks)} ranks")
+        for part in ("models", "data"):
+            self._everywhere(lambda rank, part=part: rank.load.remote(part), f"loading {part}")  # type: ignore[misc]
+        self._observer.phase("loading rewards")
+        self._all(rewards, LOAD_DEADLINE_S)
+        if resume_step is not None:
+            self._everywhere(lambda rank: rank.resume.remote(resume_step), f"resuming after step {resume_step}")
+
+    def _everywhere(self, call: Callable[[Any], Any], what: str) -> None:
+        self._observer.phase(what)
+        self._all([call(rank) for rank in self._ranks], LOAD_DEADLINE_S)
+
+    def _all(self, refs: list[Any], deadline_s: float) -> list[Any]:
+        """Results of calls to the ranks from 0 on. Raises the first RunFailure among them."""
+        until = time.monotonic() + deadline_s
+        while True:
+            done, waiting = ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)
+            results: dict[Any, Any] = {}
+            for ref in done:
+                try:
+                    results[ref] = ray.get(ref)
+                except ray.exceptions.RayError as error:
+                    raise self._died(refs.index(ref), error) from None
+                if isinstance(results[ref], RunFailure):
+                    raise results[ref]
+            if not waiting:
+                return [results[ref] for ref in refs]
+            if time.monotonic() > until:
+                late = ", ".join(str(refs.index(ref)) for ref in waiting)
+                raise RunFailure(
+                    "RLF5008",
+                    f"pool `{self._pool.name}`: rank {late} did not answer within {deadline_s:g} s of start-up",
+                )
+
+    def _died(self, rank: int, error: Exception) -> RunFailure:
+        return worker_died(self._pool.name, rank, error, self._settings.run_dir)
+
+    # --- the run -----------------------------------------------------------------------------------------------------
+
+    def _follow(self, done: int, total: int) -> None:
+        self._streams = {
+            rank.run.options(num_returns="streaming").remote(done, total): index
             for index, rank in enumerate(self._ranks)
         }
-        while streams:
-            self._pass_on_interrupt()
-            ready, _ = ray.wait(list(streams), num_returns=1, timeout=_POLL_S)
-            for stream in ready:
-                try:
-                    report = ray.get(next(stream))
-                except StopIteration:
-                    del streams[stream]
-                    continue
-                except ray.exceptions.RayError as error:
-                    raise _worker_died(self._pool, streams[stream], error) from None
-                self._take(report)
-        return RunEnd(self._end["step"], self._total, self._end["checkpoint"], self._asked)
+        while self._streams:
+            if self._interrupts.count and not self._asked:
+                self._asked = True
+                self._observer.message("stopping after this step and saving a checkpoint; Ctrl-C again to stop at once")
+                for rank in self._ranks:
+                    rank.request_stop.options(concurrency_group="control").remote()
+            for report in self._reports():
+                if isinstance(report, RunFailure):
+                    raise self._cause(report)
+                self._tell(report)
 
-    def _pass_on_interrupt(self) -> None:
-        if self._interrupts.count and not self._asked:
-            self._asked = True
-            self._observer.message("stopping after this step and saving a checkpoint; Ctrl-C again to stop at once")
-            for rank in self._ranks:
-                rank.request_stop.remote()
+    def _reports(self) -> list[dict[str, Any] | RunFailure]:
+        """What has come from any rank within the poll time. A rank that ended or died is followed no longer."""
+        ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=_POLL_S)
+        reports: list[dict[str, Any] | RunFailure] = []
+        for stream in ready:
+            try:
+                reports.append(ray.get(next(stream)))
+            except StopIteration:
+                del self._streams[stream]
+            except ray.exceptions.RayError as error:
+                reports.append(self._died(self._streams.pop(stream), error))
+        return reports
 
-    def _take(self, report: dict[str, Any] | RunFailure) -> None:
-        if isinstance(report, RunFailure):
-            raise report
+    def _cause(self, first: RunFailure) -> RunFailure:
+        failures = [first]
+        until = time.monotonic() + PEER_GRACE_S
+        while first.code == "RLF5006" and self._streams and time.monotonic() < until:
+            failures += [report for report in self._reports() if isinstance(report, RunFailure)]
+        return root_cause(failures)
+
+    def _tell(self, report: dict[str, Any]) -> None:
         if report.get("ended"):
             self._end = report
         elif report.get("evaluation"):
             self._observer.evaluation(report["step"], report["data"])
         else:
             self._observer.step(report["step"], report["data"], report["saved"])
-
-
-def _all(refs: list[Any], pool: Pool, deadline_s: float, interrupts: _Interrupts) -> list[Any]:
-    """Results of all calls. During start-up nothing is worth saving, so the first Ctrl-C already ends the run."""
-    until = time.monotonic() + deadline_s
-    while True:
-        if interrupts.count:
-            raise KeyboardInterrupt
-        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)
-        results: dict[Any, Any] = {}
-        for ref in done:
-            try:
-                results[ref] = ray.get(ref)
-            except ray.exceptions.RayError as error:
-                raise _worker_died(pool, refs.index(ref), error) from None
-            if isinstance(results[ref], RunFailure):
-                raise results[ref]
-        if not waiting:
-            return [results[ref] for ref in refs]
-        if time.monotonic() > until:
-            late = ", ".join(str(refs.index(ref)) for ref in waiting)
-            raise RunFailure(
-                "RLF5008", f"pool `{pool.name}`: rank {late} did not answer within {deadline_s:g} s of start-up"
-            )
-
-
-def _worker_died(pool: Pool, rank: int, error: Exception) -> RunFailure:
-    cause = getattr(error, "cause", None)
-    text = str(error).strip().splitlines()
-    return RunFailure(
-        "RLF5011",
-        f"rank {rank} of pool `{pool.name}` died",
-        notes=(f"its log: logs/{pool.name}-{rank}.log in the run folder",)
-        + ((f"{type(cause).__name__}: {cause}",) if cause else (f"{type(error).__name__}: {text[-1] if text else ''}",)),
-        trace=str(error),
-    )

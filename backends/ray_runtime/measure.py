@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,15 @@ class StepMetrics:
         self._mean("response_length/clip_ratio", samples.array("truncated"))
         self.sums["perf/total_num_tokens"] += float(responses.sum() + prompts.sum())
 
-    def scores(self, stage: str, scores: np.ndarray) -> None:
+    def scores(self, stage: str, scores: np.ndarray, extras: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """What a reward gave: a score per sample, and numbers beside it, of which only means are kept."""
+        name = stage.removeprefix(self._evaluation + ".")
+        for extra, values in (extras or {}).items():
+            numbers = [math.nan if value is None else value for value in values]
+            if all(isinstance(value, int | float) for value in numbers):
+                self._mean(f"{name}/{extra}/mean" if self._evaluation else f"reward_extra/{name}/{extra}/mean", numbers)
         if self._evaluation:
-            self._spread(stage.removeprefix(self._evaluation + "."), scores, short=True)
+            self._spread(name, scores, short=True)
             return
         self._spread("critic/score", scores)
         self._spread("critic/rewards", scores)
@@ -101,9 +108,9 @@ class StepMetrics:
         for name, value in values.items():
             self.means[name] = (value, 1.0)
 
-    def _mean(self, name: str, values: np.ndarray) -> None:
+    def _mean(self, name: str, numbers: np.ndarray | Sequence[float]) -> None:
         total, weight = self.means.get(name, (0.0, 0.0))
-        values = np.asarray(values, dtype=np.float64)
+        values = np.asarray(numbers, dtype=np.float64)
         values = values[~np.isnan(values)]  # not applicable: a reward returned None
         self.means[name] = (total + float(values.sum()), weight + len(values))
 
@@ -115,7 +122,7 @@ class StepMetrics:
         self.highs[f"{name}/max"] = max(float(values.max()), self.highs.get(f"{name}/max", -math.inf))
         self.lows[f"{name}/min"] = min(float(values.min()), self.lows.get(f"{name}/min", math.inf))
 
-    # --- reduction -----------------------------------------------------------------------------------------------------
+    # --- reduction ---------------------------------------------------------------------------------------------------
 
     def parts(self) -> dict[str, Any]:
         """Plain values that can travel to another rank."""

@@ -22,6 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rlflow.backends.ray_runtime.attention import use_short_attention
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import HfModel, TinyModel
 
@@ -51,19 +52,22 @@ class LoadedModel:
     context: int
     """Largest number of tokens in one sequence."""
 
+    def __post_init__(self) -> None:
+        self._alphabet = _alphabet(self.tokenizer)
+        use_short_attention(self.model)
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt. RLF5002 when the tokenizer has no token for a character of it."""
-        vocabulary = self.tokenizer.get_vocab()
-        if _is_character_tokenizer(self.tokenizer):
-            for character in text:
-                if character not in vocabulary:
-                    raise RunFailure(
-                        "RLF5002",
-                        f"character {character!r} of the prompt {_shorten(text)} is not in the model's alphabet",
-                        help=("add the character to the model's alphabet, or remove it from the data",),
-                    )
-            return [vocabulary[character] for character in text]
-        return list(self.tokenizer(text)["input_ids"])
+        """Token ids of a prompt. RLF5002 when a character tokenizer has no token for a character of it."""
+        if self._alphabet is None:
+            return list(self.tokenizer(text)["input_ids"])
+        for character in text:
+            if character not in self._alphabet:
+                raise RunFailure(
+                    "RLF5002",
+                    f"character {character!r} of the prompt {_shorten(text)} is not in the model's alphabet",
+                    help=("add the character to the model's alphabet, or remove it from the data",),
+                )
+        return [self._alphabet[character] for character in text]
 
 
 def load_model(source: HfModel | TinyModel, base_dir: Path) -> LoadedModel:
@@ -116,7 +120,9 @@ def _make_tiny(source: TinyModel) -> LoadedModel:
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": eos,
-        "pad_token_id": pad,
+        # Only the tokenizer knows the padding token. The model would give it an embedding of 0 that never learns, and
+        # yet it can be sampled and read like any other token.
+        "pad_token_id": None,
     }
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
         torch.manual_seed(source.init_seed)
@@ -151,8 +157,14 @@ def _character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _is_character_tokenizer(tokenizer: PreTrainedTokenizerFast) -> bool:
-    return isinstance(tokenizer.backend_tokenizer.model, tokenizer_models.WordLevel)
+def _alphabet(tokenizer: PreTrainedTokenizerFast) -> dict[str, int] | None:
+    """Ids by character of a character tokenizer, None for any other."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(getattr(backend, "model", None), tokenizer_models.WordLevel):
+        return None
+    special = set(tokenizer.all_special_tokens)
+    words = {word: index for word, index in tokenizer.get_vocab().items() if word not in special}
+    return words if all(len(word) == 1 for word in words) else None
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------
@@ -195,6 +207,12 @@ def _load_folder(source: HfModel, base_dir: Path) -> LoadedModel:
             f"the checkpoint in `{folder}` lacks {len(missing)} of the model's tensors",
             notes=("missing: " + ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else ""),),
         )
+    if not _head_is_linear(model):
+        raise RunFailure(
+            "RLF5013",
+            f"model type `{model.config.model_type}` in `{folder}` is not supported",
+            notes=("its logits are more than `lm_head` of the last hidden state (scaled or capped, say)",),
+        )
     eos_ids = _end_tokens(model, tokenizer)
     if not eos_ids:
         raise RunFailure("RLF5013", f"neither the generation config nor the tokenizer in `{folder}` has an end token")
@@ -233,6 +251,18 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> t
         if ids is not None:
             found.update([ids] if isinstance(ids, int) else ids)
     return tuple(sorted(found))
+
+
+def _head_is_linear(model: PreTrainedModel) -> bool:
+    """Whether logits = lm_head(hidden), tried on two tokens: the trainer computes them so, at response tokens only."""
+    ids = torch.tensor([[0, 1]])
+    try:
+        with torch.no_grad():
+            hidden = model.eval().get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            logits = model(input_ids=ids, use_cache=False).logits
+            return bool(torch.allclose(model.lm_head(hidden), logits, atol=1e-4))
+    except (AttributeError, TypeError):
+        return False
 
 
 def _bad_model(folder: Path, error: Exception) -> RunFailure:

@@ -1,15 +1,11 @@
-"""One rank of a pool: a Ray actor that holds a device, loads its part, and executes the pool's instruction list."""
+"""One rank of a pool: holds a device, loads its part, and executes the pool's instruction list."""
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,37 +13,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint
-from rlflow.backends.ray_runtime.execute import Interpreter, stage_failed
+from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint, weights_digest
+from rlflow.backends.ray_runtime.execute import Interpreter
+from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
+from rlflow.backends.ray_runtime.rank_actor import RankSettings
+from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Evaluation, Plan, Program
 
 
-@dataclass(frozen=True)
-class RankSettings:
-    """What a rank is told at its start. `rendezvous` is host:port of rank 0's group, empty with one rank."""
-
-    plan_json: str
-    pool: str
-    rank: int
-    world: int
-    base_dir: str
-    run_dir: str
-    seed: int
-    threads: int
-    deadline_s: float = 600.0
-    """Limit of every wait for another rank."""
-
-
 class Rank:
-    """States: new -> load(part)... -> ready -> run() -> ended. `request_stop` may be called from another thread."""
+    """States: new -> join -> load(part)... -> ready -> run -> ended. `request_stop` comes from another thread."""
 
     def __init__(self, settings: RankSettings) -> None:
         self._settings = settings
         self._run_dir = Path(settings.run_dir)
-        self._log_to_file()
         torch.set_num_threads(settings.threads)
         plan = Plan.from_json(settings.plan_json)
         self._state = RankState(
@@ -59,31 +41,10 @@ class Rank:
         self._interpreter: Interpreter | None = None
         self._trace = (self._run_dir / "trace" / f"{settings.pool}-{settings.rank}.jsonl").open("a", encoding="utf-8")
 
-    def _log_to_file(self) -> None:
-        """Everything this process prints goes to the run folder, not between the user's progress lines."""
-        path = self._run_dir / "logs" / f"{self._settings.pool}-{self._settings.rank}.log"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        faulthandler.enable(sys.__stderr__)
-
     # --- start-up ----------------------------------------------------------------------------------------------------
 
-    def address(self) -> str:
-        """host:port on which rank 0's group can be reached; the port is free now."""
-        import socket
-
-        import ray
-
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
-
-    def join(self, address: str) -> RunFailure | None:
-        """Form the pool's process group (gloo)."""
-        return _guarded("start-up", lambda: self._join(address))
-
-    def _join(self, address: str) -> None:
+    def join(self, address: str) -> None:
+        """Form the pool's process group (gloo); `address` is host:port of rank 0."""
         dist.init_process_group(
             "gloo",
             init_method=f"tcp://{address}",
@@ -93,23 +54,20 @@ class Rank:
         )
         self._state.group = dist.group.WORLD
 
-    def load(self, part: str) -> RunFailure | None:
-        """Load `models`, `data` or `rewards`. Failures are returned, so that Ray adds nothing to them."""
-        load = {
-            "models": self._state.load_models,
-            "data": self._state.load_data,
-            "rewards": self._state.open_rewards,
-        }[part]
-        return _guarded(f"loading {part}", load)
+    def load(self, part: str) -> None:
+        """Load `models`, then `data`."""
+        {"models": self._state.load_models, "data": self._state.load_data}[part]()
 
-    def resume(self, step: int) -> RunFailure | None:
+    def resume(self, step: int) -> None:
         """Go back to the state after `step` steps."""
-        return _guarded("resume", lambda: load_checkpoint(self._state, self._checkpoints, step))
+        load_checkpoint(self._state, self._checkpoints, step)
+        self._saved_step = step
 
     def facts(self) -> dict[str, Any]:
         """What the driver shows and records: steps to run, data fingerprints, model sizes."""
         return {
             "total_steps": self._state.total_steps(),
+            "seed": self._state.seed,
             "data": {
                 name: {"rows": len(data), "sha256": data.fingerprint} for name, data in self._state.data.items()
             },
@@ -129,11 +87,14 @@ class Rank:
         """End the run after the step in progress."""
         self._stop.set()
 
-    def run(self, done: int, last: int) -> Iterator[dict[str, Any] | RunFailure]:
+    def run(
+        self, done: int, last: int, rewards: dict[str, RewardPool]
+    ) -> Iterator[dict[str, Any] | RunFailure]:
         """Steps done + 1 .. last with their evaluations; yields a report after each, at last one with `ended`.
 
-        A failure is yielded, not raised. Ranks other than 0 yield nothing before the end.
+        `last` 0 means the evaluations alone. A failure is yielded, not raised. Ranks other than 0 yield nothing else.
         """
+        self._state.rewards = rewards
         try:
             yield from self._run(done, last)
         except RunFailure as failure:
@@ -149,8 +110,8 @@ class Rank:
     def _run(self, done: int, last: int) -> Iterator[dict[str, Any]]:
         self._interpreter = Interpreter(self._state, self._save)
         step = done
-        if step < last:
-            report = self._evaluate(step, list(self._program.evaluations)) if done == 0 else None
+        if done == 0:
+            report = self._evaluate(step, list(self._program.evaluations))
             if report is not None:
                 yield report
         while step < last and not self._agreed_to_stop():
@@ -229,17 +190,16 @@ class Rank:
         return bool(flag.item())
 
     def _save(self, step: int) -> None:
-        """Rank 0 writes: with data parallelism all ranks hold the same state."""
+        """Rank 0 writes: with data parallelism all ranks hold the same state, which is checked."""
+        if self._state.group is not None:
+            digests: list[str] = [""] * self._settings.world
+            dist.all_gather_object(digests, weights_digest(self._state), group=self._state.group)
+            if len(set(digests)) > 1:
+                raise RunFailure(
+                    "RLF5006",
+                    f"the ranks of pool `{self._settings.pool}` hold different weights after step {step}",
+                    notes=tuple(f"rank {rank}: sha256 {digest[:16]}..." for rank, digest in enumerate(digests)),
+                )
         if self._settings.rank == 0:
             save_checkpoint(self._state, self._checkpoints, step)
         self._saved_step = step
-
-
-def _guarded(stage: str, action: Callable[[], None]) -> RunFailure | None:
-    try:
-        action()
-    except RunFailure as failure:
-        return failure.at(stage)
-    except Exception as error:
-        return stage_failed(stage, error)
-    return None

@@ -131,7 +131,8 @@ class RolloutEngine:
             streams = [uniforms(seed, step, int(uids[i]), s, op.max_new) for i in wave for s in range(op.n)]
             draws = torch.from_numpy(np.stack(streams)).to(device)
         sampler = Sampler(op.temperature, op.top_p, op.top_k)
-        eos = torch.tensor(self.loaded.eos_ids, device=device)
+        eos_ids = self.loaded.eos_ids
+        eos = torch.tensor(eos_ids, device=device)
 
         logits = self._decoder.prefill(torch.from_numpy(padded).to(device), lengths, op.max_new)
         repeat = torch.tensor(source, device=device).repeat_interleave(op.n)
@@ -145,7 +146,7 @@ class RolloutEngine:
         for position in range(op.max_new):
             chosen, logp = sampler(logits, None if draws is None else draws[:, position])
             pending.append((chosen, logp))
-            done |= (chosen == eos[0]) if len(eos) == 1 else torch.isin(chosen, eos)
+            done |= (chosen == eos_ids[0]) if len(eos_ids) == 1 else torch.isin(chosen, eos)
             finished = int(done.sum())
             last = position + 1 == op.max_new or finished == len(rows)
             compact = finished * _COMPACT_SHARE >= len(rows)
@@ -167,7 +168,11 @@ class RolloutEngine:
         bounds = responses.offsets.tolist()
         values = responses.values.tolist()
         rows = [values[a:b] for a, b in pairwise(bounds)]
-        return list(self.loaded.tokenizer.batch_decode(rows, skip_special_tokens=True)) if rows else []
+        tokenizer = self.loaded.tokenizer
+        if getattr(tokenizer, "clean_up_tokenization_spaces", False) or not rows:
+            return list(tokenizer.batch_decode(rows, skip_special_tokens=True)) if rows else []
+        # What batch_decode does row by row, in one call.
+        return list(tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True))
 
 
 def response_lengths(tokens: torch.Tensor, eos_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

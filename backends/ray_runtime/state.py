@@ -15,7 +15,7 @@ from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Score, Take, Train
+from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train
 from rlflow.plan import Plan
 
 
@@ -104,19 +104,6 @@ class RankState:
                 if isinstance(source, Take) and source.data == data:
                     found[stage.op.model] = max(stage.op.max_new, found.get(stage.op.model, 0))
         return found
-
-    def open_rewards(self) -> None:
-        """Start the workers of every reward; user code that cannot be loaded is found now."""
-        scoring = {s.op.reward: s.pool for s in self.plan.stages if isinstance(s.op, Score)}
-        sources = {d.name: d.source for d in self.plan.data}
-        for declared in self.plan.rewards:
-            if declared.name not in scoring:
-                continue
-            pool = next(p for p in self.plan.pools if p.name == scoring[declared.name])
-            workers = max(1, len(pool.ranks) // self.world)
-            reward = RewardPool(declared.name, declared.source, self.base_dir, sources, workers=workers)
-            reward.open()
-            self.rewards[declared.name] = reward
 
     def close(self) -> None:
         for reward in self.rewards.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 CODES: Final[dict[str, str]] = {
@@ -11,6 +12,8 @@ CODES: Final[dict[str, str]] = {
     "RLF0003": "unexpected-character",
     "RLF0004": "unterminated-string",
     "RLF0005": "reserved-word",
+    "RLF0006": "unused-suppression",
+    "RLF0007": "wrong-suppression",
     # 1xxx names and types
     "RLF1001": "unknown-name",
     "RLF1002": "defined-twice",
@@ -58,7 +61,38 @@ CODES: Final[dict[str, str]] = {
     "RLF9001": "internal-error",
 }
 
+WARNINGS: Final[frozenset[str]] = frozenset({"RLF0006", "RLF0007", "RLF1013"})
+"""Codes that are warnings; all others are errors."""
+
+PAGES: Final = Path(__file__).with_name("pages")
+"""The folder docs/errors: through a link in the tree, as package data in the wheel."""
+
 
 def slug(code: str) -> str:
     """The readable name of a code; KeyError for a code that is not in the table."""
     return CODES[code]
+
+
+def page_path(code: str) -> Path:
+    """Where the page of a code is; KeyError for a code that is not in the table."""
+    slug(code)
+    return PAGES / f"{code}.md"
+
+
+def page_text(code: str) -> str:
+    """The Markdown page of a code; empty when this installation has no pages."""
+    try:
+        return page_path(code).read_text("utf-8")
+    except OSError:
+        return ""
+
+
+def find_code(text: str) -> str | None:
+    """The code that a person means by `rlf1003`, `1003`, `error[RLF1003]` or `unknown-keyword`; None for no code."""
+    word = text.strip().lower().removeprefix("error[").removeprefix("warning[").removesuffix("]").replace("_", "-")
+    if word.isdecimal() and word.isascii():
+        word = f"rlf{word.zfill(4)}"
+    for code, name in CODES.items():
+        if word in (code.lower(), name):
+            return code
+    return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlflow.diagnostics import Label, Span, one_of
+from rlflow.diagnostics import Label, Span, did_you_mean, one_of
 from rlflow.frontend.constants import Poison, Qty, Reporter, Value, describe, evaluate
 from rlflow.frontend.signatures import (
+    MOST,
     REQUIRED,
     Accepts,
     Count,
@@ -56,6 +56,7 @@ def bind(call: nodes.Call, signature: Signature, scope: Scope, report: Reporter,
     """All arguments checked; every problem of the call is reported before Poison is raised."""
     chosen: dict[str, nodes.Argument] = {}
     extra: dict[str, nodes.Argument] = {}
+    meant: set[str] = set()
     failed = False
     positions = iter(signature.parameters)
     for argument in call.arguments:
@@ -77,6 +78,7 @@ def bind(call: nodes.Call, signature: Signature, scope: Scope, report: Reporter,
             if signature.extra:
                 extra[name] = argument
                 continue
+            meant.add(did_you_mean(name, signature.names) or "")
             report.unknown(
                 f"argument of `{signature.name}`:",
                 name,
@@ -101,12 +103,13 @@ def bind(call: nodes.Call, signature: Signature, scope: Scope, report: Reporter,
         found = chosen.get(parameter.name)
         if found is None:
             if parameter.default is REQUIRED:
-                report.error(
-                    "RLF1004",
-                    f"`{signature.name}` needs `{parameter.name}`: {parameter.doc}",
-                    Label(call.span, "missing here"),
-                )
                 failed = True
+                if parameter.name not in meant:  # a misspelt one has been reported
+                    report.error(
+                        "RLF1004",
+                        f"`{signature.name}` needs `{parameter.name}`: {parameter.doc}",
+                        Label(call.span, "missing here"),
+                    )
             values[parameter.name] = parameter.default
             continue
         spans[parameter.name] = found.value.span
@@ -177,8 +180,6 @@ def convert(name: str, accepts: Accepts, value: Value, span: Span, scope: Scope,
                     "RLF1005", f"`{name}` is {wanted} without a unit", Label(span, f"this is {describe(value)}")
                 )
             number = value.number
-            if not math.isfinite(number):
-                raise wrong(wanted)
             if isinstance(accepts, Whole):
                 if number != int(number):
                     raise wrong(wanted)
@@ -197,8 +198,9 @@ def convert(name: str, accepts: Accepts, value: Value, span: Span, scope: Scope,
                     Label(span),
                     help=(f"write a unit, for example `{EXAMPLES['time']}`",),
                 )
-            if value.number <= 0:
-                raise report.error("RLF1010", f"`{name}` must be above zero", Label(span))
+            if not 1 <= round(value.number) <= MOST:
+                bound = "at least 1 us" if value.number < 1 else f"at most {MOST // 10**6} s"
+                raise report.error("RLF1010", f"`{name}` must be {bound}", Label(span))
             return round(value.number)
     raise AssertionError(accepts)
 
@@ -213,7 +215,7 @@ def _check_range(name: str, accepts: Whole | Real, number: float, span: Span, re
     bounds = []
     if least is not None:
         bounds.append(f"{'above' if opened else 'at least'} {least:g}")
-    if most is not None:
+    if most is not None and (high or most != MOST):
         bounds.append(f"at most {most:g}")
     raise report.error("RLF1010", f"`{name}` must be {' and '.join(bounds)}, and is {number:g}", Label(span))
 
@@ -242,6 +244,10 @@ def _count(name: str, accepts: Count, value: Value, span: Span, scope: Scope, re
             "RLF1010",
             f"`{name}` must be a whole number of {accepts.unit}, at least {accepts.least}, and is {value.number:g}",
             Label(span),
+        )
+    if value.number > accepts.most:
+        raise report.error(
+            "RLF1010", f"`{name}` must be at most {accepts.most} {accepts.unit}, and is {value.number:g}", Label(span)
         )
     return int(value.number)
 

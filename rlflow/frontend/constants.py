@@ -21,6 +21,10 @@ class Qty:
 Value = Qty | str | bool | None | tuple["Value", ...]
 
 
+LARGEST = 1e300
+"""Of any number; whatever is smaller can be a float, and so can its product with a unit."""
+
+
 class Poison(Exception):
     """A problem has been reported; whatever depends on the value is skipped, so that it is reported once."""
 
@@ -47,7 +51,7 @@ class Reporter:
         """Report a name that resolves to nothing, with the nearest that would."""
         guess = did_you_mean(ident_text, candidates)
         help_lines = (f"did you mean `{guess}`?",) if guess else ()
-        notes = ()
+        notes: tuple[str, ...] = ()
         if not guess and candidates:
             notes = ("known here: " + ", ".join(f"`{c}`" for c in sorted(candidates)),)
         return self.error(code, f"unknown {what} `{ident_text}`", label, notes=notes, help=help_lines)
@@ -77,20 +81,21 @@ def evaluate(expr: nodes.Expr, scope: Mapping[str, Value], report: Reporter) -> 
     """The value of a constant expression; raises Poison after reporting when it has none."""
     match expr:
         case nodes.Number():
-            return Qty(expr.value)
+            return _finite(Qty(expr.value), expr, report)
         case nodes.Quantity():
             unit = UNITS.get(expr.unit)
             if unit is None:
                 raise report.unknown("unit", expr.unit, Label(expr.span), sorted(UNITS), code="RLF1006")
+            _finite(Qty(expr.value), expr, report)
             number = expr.value if unit.scale == 1 else expr.value * unit.scale
-            return Qty(number, unit.dimension)
+            return _finite(Qty(number, unit.dimension), expr, report)
         case nodes.String():
             return expr.value
         case nodes.Constant():
             return expr.value
         case nodes.Name():
             if expr.id not in scope:
-                raise report.unknown("name", expr.id, Label(expr.span), sorted(scope))
+                raise report.unknown("name", expr.id, Label(expr.span), [*sorted(scope), "true", "false", "none"])
             return scope[expr.id]
         case nodes.ListOf():
             return tuple(evaluate(item, scope, report) for item in expr.items)
@@ -100,8 +105,14 @@ def evaluate(expr: nodes.Expr, scope: Mapping[str, Value], report: Reporter) -> 
                 raise report.error("RLF1007", "`-` needs a number", Label(expr.operand.span, describe(operand)))
             return Qty(-operand.number, operand.dimension)
         case nodes.Binary():
-            return _binary(expr, scope, report)
+            return _finite(_binary(expr, scope, report), expr, report)
     raise report.error("RLF1007", "a constant is needed here, known before the run", Label(expr.span))
+
+
+def _finite(value: Qty, expr: nodes.Expr, report: Reporter) -> Qty:
+    if abs(value.number) <= LARGEST:
+        return value
+    raise report.error("RLF1010", "this number is too large", Label(expr.span), notes=(f"the largest is {LARGEST:g}",))
 
 
 def _binary(expr: nodes.Binary, scope: Mapping[str, Value], report: Reporter) -> Qty:

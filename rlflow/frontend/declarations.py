@@ -11,7 +11,7 @@ from typing import Any
 from rlflow.diagnostics import Label, did_you_mean
 from rlflow.frontend.bind import Bound, Scope, bind
 from rlflow.frontend.constants import Poison, Reporter
-from rlflow.frontend.signatures import DECLARATIONS, ON_ERRORS, OnError, Parameter, Reference
+from rlflow.frontend.signatures import DECLARATIONS, FUNCTIONS, ON_ERRORS, OnError, Parameter, Reference
 from rlflow.grammar import nodes
 from rlflow.ir import ops
 from rlflow.ir.flow import Data, Model, Reward
@@ -60,6 +60,13 @@ class Declarations:
             )
             return
         self._spans[name] = declaration.name
+        taken = "parameter of the flow" if name in self._scope.constants else ""
+        if declaration.kind == "reward" and name in FUNCTIONS:
+            taken = "function of the language"
+        if taken:
+            self._report.error("RLF1002", f"`{name}` is already a {taken}", Label(declaration.name.span))
+            self.poisoned[name] = declaration.kind
+            return
         try:
             self._enter(declaration)
         except Poison:
@@ -139,9 +146,9 @@ class Declarations:
             return
         path = self._base_dir / source.path
         label = Label(bound.spans["path"])
-        if not path.is_file():
-            siblings = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-            guess = did_you_mean(path.name, siblings)
+        if not _is_file(path):
+            siblings = _names_in(path.parent)
+            guess = did_you_mean(path.name, siblings) if Path(source.path).name else None
             help_lines = (f"did you mean `{Path(source.path).with_name(guess)}`?",) if guess else ()
             raise self._report.error(
                 "RLF1012", f"there is no file `{source.path}` beside this one", label, help=help_lines
@@ -154,7 +161,7 @@ class Declarations:
         try:
             with path.open(encoding="utf-8") as lines:
                 row = json.loads(next((line for line in lines if line.strip()), ""))
-        except (ValueError, OSError):
+        except (ValueError, OSError, RecursionError):
             return
         if not isinstance(row, dict):
             return
@@ -178,6 +185,7 @@ class Declarations:
         if word == "hf":
             return ops.HfModel(path=bound["path"], compute=bound["compute"])
         values = dict(bound.values)
+        self._check_alphabet(bound)
         for larger, smaller in (("hidden", "heads"), ("heads", "kv_heads")):
             if values[larger] % values[smaller]:
                 self._report.error(
@@ -187,7 +195,25 @@ class Declarations:
                     help=(f"nearest: {nearest_multiples(values[larger], values[smaller])}",),
                 )
                 raise Poison()
+        if values["hidden"] // values["heads"] % 2:
+            raise self._report.error(
+                "RLF1010",
+                f"a head of size {values['hidden'] // values['heads']} is odd, and rotary positions need pairs",
+                Label(bound.spans.get("hidden") or bound.spans.get("heads") or bound.spans["alphabet"]),
+                help=(f"`hidden` must be a multiple of {2 * values['heads']}",),
+            )
         return ops.TinyModel(**values)
+
+    def _check_alphabet(self, bound: Bound) -> None:
+        alphabet: str = bound["alphabet"]
+        label = Label(bound.spans["alphabet"])
+        if not alphabet:
+            raise self._report.error("RLF1010", "`alphabet` has no characters", label)
+        repeated = sorted({char for char in alphabet if alphabet.count(char) > 1})
+        if repeated:
+            raise self._report.error(
+                "RLF1010", f"`alphabet` has {', '.join(f'`{char}`' for char in repeated)} more than once", label
+            )
 
     def _reward(self, word: str, bound: Bound) -> ops.RewardSource:
         timeout, retries = bound["timeout"], bound["on_error"]
@@ -214,7 +240,7 @@ class Declarations:
         if self._base_dir is None:
             return
         path = self._base_dir / (module.replace(".", "/") + ".py")
-        if not path.is_file():
+        if not _is_file(path):
             try:
                 found = importlib.util.find_spec(module.partition(".")[0]) is not None
             except (ImportError, ValueError):
@@ -228,7 +254,7 @@ class Declarations:
             self.reward_files.append(path)
         try:
             tree = ast.parse(path.read_text("utf-8"))
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self._report.error(
                 "RLF1012", f"`{path.name}` is not valid Python", label, notes=(str(error),)
             ) from None
@@ -250,6 +276,29 @@ class Declarations:
 
 def _nothing_special(parameter: Parameter, expr: nodes.Expr) -> Any:
     raise AssertionError(f"{parameter.name} takes a constant")
+
+
+def _is_file(path: Path) -> bool:
+    """False as well for a name that the system cannot have, such as one that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def nearest_divisors(of: int, near: int) -> tuple[int, int]:
+    """The divisors of `of` on both sides of `near`; 1 and `of` where none is found within a million."""
+    near, reach = min(near, of), 1_000_000
+    below = next((d for d in range(near, max(1, near - reach) - 1, -1) if of % d == 0), 1)
+    above = next((d for d in range(near, min(of, near + reach) + 1) if of % d == 0), of)
+    return below, above
 
 
 def nearest_multiples(value: int, of: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlflow.diagnostics import Label
 from rlflow.frontend.bind import Scope, bind
-from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate, is_constant
+from rlflow.frontend.constants import LARGEST, Poison, Qty, Reporter, describe, evaluate, is_constant
 from rlflow.frontend.signatures import LOSSES, OPTIMIZERS, Parameter
 from rlflow.grammar import nodes
 from rlflow.ir import ops
@@ -19,7 +19,16 @@ def _no_special(parameter: Parameter, expr: nodes.Expr) -> Any:
 
 def loss_terms(expr: nodes.Expr, scope: Scope, report: Reporter) -> tuple[ops.LossTerm, ...]:
     """A sum of terms with factors, in the order written; raises Poison after reporting."""
-    return tuple(_term(call, weight, scope, report) for weight, call in _summands(expr, 1.0, scope, report))
+    return tuple(
+        _term(call, _finite(weight, call, report), scope, report)
+        for weight, call in _summands(expr, 1.0, scope, report)
+    )
+
+
+def _finite(weight: float, expr: nodes.Expr, report: Reporter) -> float:
+    if abs(weight) <= LARGEST:
+        return weight
+    raise report.error("RLF1010", "the factor of this loss term is too large", Label(expr.span))
 
 
 def _summands(expr: nodes.Expr, weight: float, scope: Scope, report: Reporter) -> Iterator[tuple[float, nodes.Call]]:

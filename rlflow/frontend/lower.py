@@ -17,7 +17,7 @@ from rlflow.frontend.schedules import choose, permitted_staleness
 from rlflow.frontend.signatures import Count, Whole
 from rlflow.frontend.steps import Block
 from rlflow.grammar import nodes
-from rlflow.ir.flow import STEP, Evaluation, Flow, Node, Stage
+from rlflow.ir.flow import STEP, Evaluation, Flow, Model, Node, Reward, Stage
 from rlflow.ir.ops import Train
 
 Item = TypeVar("Item", nodes.Step, nodes.Stop, nodes.Save, nodes.Seed)
@@ -126,8 +126,8 @@ def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | Non
     declarations = [item for item in tree.items if isinstance(item, nodes.Declaration)]
     # References may point forward: a frozen copy needs its model, a scorer its data.
     order = {"data": 0, "model": 1, "reward": 2}
-    for item in sorted(declarations, key=lambda d: (order[d.kind], _is_frozen(d))):
-        declared.add(item)
+    for declaration in sorted(declarations, key=lambda d: (order[d.kind], _is_frozen(d))):
+        declared.add(declaration)
     step = _single(tree, nodes.Step, "step", report)
     if step is None:
         raise report.error("RLF1004", f"flow `{tree.name.text}` has no `step` block", Label(tree.name.span))
@@ -139,8 +139,16 @@ def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | Non
         if not isinstance(item, nodes.Evaluate):
             continue
         name = item.name.text
-        if name in evaluations or name == STEP:
-            report.error("RLF1002", f"evaluation `{name}` is defined twice", Label(item.name.span))
+        if name in evaluations:
+            report.error(
+                "RLF1002",
+                f"evaluation `{name}` is defined twice",
+                Label(_head(item.span), "again here"),
+                Label(_head(evaluations[name].span or item.span), "first here", primary=False),
+            )
+            continue
+        if name in block.names or declared.kind_of(name) is not None or name in scope.constants:
+            report.error("RLF1002", f"`{name}` names something else already", Label(item.name.span))
             continue
         try:
             every = 0 if item.every is None else _steps("every", item.every, scope, report)
@@ -178,7 +186,7 @@ def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | Non
         nodes=all_nodes,
         edges=tuple(all_edges),
         evaluations=tuple(evaluations.values()),
-        allowed_staleness=permitted_staleness(allows, declared.models, scope, report),
+        allowed_staleness=permitted_staleness(allows, declared.names("model"), scope, report),
         stop_steps=stop_steps,
         stop_epochs=stop_epochs,
         save_every=save_every,
@@ -258,7 +266,8 @@ def _warn_unused(declared: Declarations, all_nodes: dict[str, Node], report: Rep
     for node in all_nodes.values():
         op = node.op
         used |= {getattr(op, key) for key in ("data", "model", "reward") if getattr(op, key, None)}
-    for source in [*declared.models.values(), *declared.rewards.values()]:
+    sources: list[Model | Reward] = [*declared.models.values(), *declared.rewards.values()]
+    for source in sources:
         if source.name in used:
             used |= {getattr(source.source, key) for key in ("of", "data") if getattr(source.source, key, None)}
     for name in declared.names():

@@ -83,7 +83,7 @@ class _Override:
         word = self.path[at]
         guess = did_you_mean(word, candidates)
         help_lines = (f"did you mean `{'.'.join((*self.path[:at], guess, *self.path[at + 1 :]))}`?",) if guess else ()
-        notes = () if guess else ("known here: " + ", ".join(f"`{c}`" for c in sorted(candidates)),)
+        notes = () if guess or not candidates else ("known here: " + ", ".join(f"`{c}`" for c in sorted(candidates)),)
         where = f" in `{'.'.join(self.path[:at])}`" if at else ""
         return report.error(
             "RLF1011", f"`--set`: there is no `{word}`{where}", Label(self.key_span), notes=notes, help=help_lines
@@ -203,7 +203,13 @@ def _in_call(
     arguments = list(expr.arguments)
     if at + 1 < len(override.path):
         if index is None:
-            raise override.unknown(report, at, [a.name.text for a in expr.arguments if a.name])
+            whole = ".".join(override.path[: at + 1])
+            raise report.error(
+                "RLF1011",
+                f"`--set`: `{whole}` is not written in the file, so nothing in it can be set",
+                Label(override.key_span),
+                help=(f"set it whole: `{whole}=VALUE`",),
+            )
         found = arguments[index]
         arguments[index] = replace(found, value=_in_call(found.value, at + 1, override, report, None))
         return replace(expr, arguments=tuple(arguments))

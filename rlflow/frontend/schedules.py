@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rlflow.cluster.spec import (
     DEVICE_TYPES,
@@ -17,17 +18,22 @@ from rlflow.cluster.spec import (
     local_cluster,
 )
 from rlflow.diagnostics import Label, Span, one_of
-from rlflow.frontend.bind import Scope, convert
+from rlflow.frontend.bind import Scope, bind, convert
 from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate
-from rlflow.frontend.signatures import Count, Whole
+from rlflow.frontend.signatures import CORRECTIONS, Count, Parameter, Whole
 from rlflow.frontend.units import EXAMPLES
 from rlflow.grammar import nodes
 from rlflow.ir.flow import STEP, Flow, reads_model
-from rlflow.ir.ops import Score, Take
+from rlflow.ir.ops import Take
 
 AXES = ("tp", "pp", "dp")
 ADMISSIONS = ("in_order", "wait", "slack_edf", "evict", "count")
 CARRIES = ("partial", "finish")
+FUNCTIONS = "cpu"
+"""The pool of Python stages, which every cluster has."""
+MAX_DEVICES = 100_000
+"""Of a pool, of a host, of a cluster; also hosts. A plan names every one of them."""
+MAX_WORKERS = 10_000
 
 
 def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Cluster:
@@ -35,19 +41,29 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
     defined: dict[str, Host] = {}
     used: set[str] = set()
     hosts: list[Host] = []
+    names: set[str] = set()
     for entry in cluster.entries:
         name = entry.name.text
-        if name in defined:
+        if name in DEVICE_TYPES:
+            report.error("RLF1002", f"`{name}` is a device already", Label(entry.name.span, "choose another name"))
+            continue
+        if name in names:
             report.error(
                 "RLF1002", f"`{name}` is defined twice in cluster `{cluster.name.text}`", Label(entry.name.span)
             )
             continue
+        names.add(name)
         try:
             number, of = _times(entry.value, scope, report)
             if of.id in DEVICE_TYPES:
                 memory, cpus = _host_settings(entry, scope, report)
                 defined[name] = Host(name, of.id, number, memory, cpus)
             elif of.id in defined:
+                for setting in entry.settings:
+                    help_lines = (f"write it where `{of.id}` is defined",)
+                    report.error(
+                        "RLF1003", f"`{name}` only counts hosts", Label(setting.span, "not here"), help=help_lines
+                    )
                 used.add(of.id)
                 template = defined[of.id]
                 hosts.extend(
@@ -56,13 +72,20 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
                     )
                     for i in range(len(hosts), len(hosts) + number)
                 )
-            else:
+            elif of.id not in names or of.id == name:  # else its definition has errors of its own
                 report.unknown("device or host", of.id, Label(of.span), [*DEVICE_TYPES, *defined])
         except Poison:
             continue
     hosts.extend(host for name, host in defined.items() if name not in used)
     if not hosts and not report.has_errors:
         report.error("RLF2003", f"cluster `{cluster.name.text}` has no hosts", Label(cluster.name.span))
+    devices = sum(host.devices for host in hosts)
+    if devices > MAX_DEVICES:
+        report.error(
+            "RLF1010",
+            f"cluster `{cluster.name.text}` has {devices} devices, and rlflow plans for {MAX_DEVICES} at most",
+            Label(cluster.name.span),
+        )
     return Cluster(cluster.name.text, tuple(hosts), cluster.span)
 
 
@@ -71,14 +94,14 @@ def _times(expr: nodes.Expr, scope: Scope, report: Reporter) -> tuple[int, nodes
         return 1, expr
     if isinstance(expr, nodes.Binary) and expr.operator == "*" and isinstance(expr.right, nodes.Name):
         value = evaluate(expr.left, scope.constants, report)
-        return convert("count", Whole(1), value, expr.left.span, scope, report), expr.right
+        return convert("count", Whole(1, MAX_DEVICES), value, expr.left.span, scope, report), expr.right
     raise report.error("RLF1007", "expected a number of devices or hosts, such as `8 * ascend_910b`", Label(expr.span))
 
 
 def _host_settings(entry: nodes.Entry, scope: Scope, report: Reporter) -> tuple[int | None, int | None]:
     memory: int | None = None
     cpus: int | None = None
-    for setting in entry.settings:
+    for setting in _once(entry.settings, report):
         value = evaluate(setting.value, scope.constants, report)
         if setting.name.text == "memory":
             if not (isinstance(value, Qty) and value.dimension == "memory"):
@@ -97,6 +120,21 @@ def _host_settings(entry: nodes.Entry, scope: Scope, report: Reporter) -> tuple[
     return memory, cpus
 
 
+def _once(settings: tuple[nodes.Setting, ...], report: Reporter) -> tuple[nodes.Setting, ...]:
+    """The settings; Poison after reporting when one stands there twice."""
+    seen: dict[str, nodes.Setting] = {}
+    for setting in settings:
+        first = seen.setdefault(setting.name.text, setting)
+        if first is not setting:
+            raise report.error(
+                "RLF1002",
+                f"`{setting.name.text}` is given twice",
+                Label(setting.span, "again here"),
+                Label(first.span, "first here", primary=False),
+            )
+    return settings
+
+
 def choose(
     program: nodes.Program, flow: nodes.Flow, scope: Scope, report: Reporter, lowered: Flow, wanted: str | None
 ) -> tuple[Schedule, Cluster]:
@@ -104,7 +142,19 @@ def choose(
 
     `wanted` picks among several schedules by cluster name. Raises Poison after reporting.
     """
-    clusters = {c.name.text: c for c in program.clusters}
+    clusters: dict[str, nodes.Cluster] = {}
+    for cluster in program.clusters:
+        name = cluster.name.text
+        if name == LOCAL:
+            report.error("RLF1002", f"`{LOCAL}` is this machine and cannot be defined", Label(cluster.name.span))
+        elif name in clusters:
+            report.error(
+                "RLF1002",
+                f"cluster `{name}` is defined twice",
+                Label(cluster.name.span, "again here"),
+                Label(clusters[name].name.span, "first here", primary=False),
+            )
+        clusters.setdefault(name, cluster)
     found = [s for s in program.schedules if s.flow.text == flow.name.text]
     for schedule in program.schedules:
         if schedule.flow.text not in {f.name.text for f in program.flows}:
@@ -125,12 +175,12 @@ def choose(
             "RLF1002",
             f"`{flow.name.text}` has {len(found)} schedules",
             *(Label(s.flow.span, "", primary=i == 0) for i, s in enumerate(found)),
-            help=("choose one with `--cluster NAME`",),
+            help=("choose one with `--cluster NAME`",) if wanted is None else (),
         )
     schedule = found[0]
     name = schedule.cluster.text if schedule.cluster else LOCAL
-    cluster = lower_cluster(clusters[name], scope, report) if name in clusters else local_cluster()
-    return _Lower(schedule, lowered, scope, report).run(), cluster
+    machines = lower_cluster(clusters[name], scope, report) if name in clusters else local_cluster()
+    return _Lower(schedule, lowered, scope, report).run(), machines
 
 
 class _Lower:
@@ -142,6 +192,8 @@ class _Lower:
         self._scope = scope
         self._report = report
         self._pools: dict[str, PoolRequest] = {}
+        self._poisoned: set[str] = set()
+        """Pools with errors; using them is not reported again."""
         self._places: list[PlaceRequest] = []
         self._placed: dict[str, Span] = {}
         self._staleness: dict[str, StalenessRequest] = {}
@@ -180,8 +232,18 @@ class _Lower:
                 Label(pool.name.span, "again here"),
                 *([Label(first, "first here", primary=False)] if first else []),
             )
+        if name == FUNCTIONS:
+            raise self._report.error(
+                "RLF1002",
+                f"`{FUNCTIONS}` is the pool of Python stages",
+                Label(pool.name.span, "choose another name"),
+                help=(f"its size is `place REWARD on {FUNCTIONS} with workers = N`",),
+            )
+        self._poisoned.add(name)
         value = evaluate(pool.size, self._scope.constants, self._report)
-        size = convert(f"pool {name}", Count("devices"), value, pool.size.span, self._scope, self._report)
+        accepts = Count("devices", most=MAX_DEVICES)
+        size = convert(f"pool {name}", accepts, value, pool.size.span, self._scope, self._report)
+        self._poisoned.discard(name)
         for setting in pool.settings:
             self._report.unknown("pool setting", setting.name.text, Label(setting.name.span), [], "RLF1003")
         self._pools[name] = PoolRequest(name, size, pool.span)
@@ -191,20 +253,32 @@ class _Lower:
         functions = False
         for ref in place.stages:
             chosen = self._stages(ref)
-            functions = functions or any(isinstance(self._flow.nodes[i].op, Score) for i in chosen)
+            here = ref.owner.text in self._flow.rewards
+            if ref is not place.stages[0] and here != functions:
+                raise self._report.error(
+                    "RLF1007",
+                    "Python stages and model stages are placed apart",
+                    Label(ref.span, f"this is a {'reward' if here else 'model'}"),
+                    Label(place.stages[0].span, f"this is a {'model' if here else 'reward'}", primary=False),
+                    help=("write two `place` lines",),
+                )
+            functions = here
             ids.extend(chosen)
-        allowed = list(self._pools) + (["cpu"] if functions else [])
+        allowed = [FUNCTIONS] if functions else list(self._pools)
+        if place.pool.text in self._poisoned and not functions:
+            raise Poison()
         if place.pool.text not in allowed:
             raise self._report.unknown("pool", place.pool.text, Label(place.pool.span), allowed)
         sizes: dict[str, int] = {}
         spans: dict[str, Span] = {}
         keys = ("workers",) if functions else AXES
-        for setting in place.settings:
+        for setting in _once(place.settings, self._report):
             key = setting.name.text
             if key not in keys:
                 raise self._report.unknown("setting of `place`:", key, Label(setting.name.span), list(keys), "RLF1003")
             value = evaluate(setting.value, self._scope.constants, self._report)
-            sizes[key] = convert(key, Whole(1), value, setting.value.span, self._scope, self._report)
+            most = MAX_WORKERS if functions else MAX_DEVICES
+            sizes[key] = convert(key, Whole(1, most), value, setting.value.span, self._scope, self._report)
             spans[key] = setting.span
         for node_id in ids:
             if node_id in self._placed:
@@ -279,17 +353,32 @@ class _Lower:
 
 
 def permitted_staleness(
-    items: Mapping[str, nodes.Allow], models: Mapping[str, object], scope: Scope, report: Reporter
+    items: Mapping[str, nodes.Allow], models: list[str], scope: Scope, report: Reporter
 ) -> dict[str, int]:
     """Bounds of the flow's `allow` lines, by model."""
     out: dict[str, int] = {}
     for model, item in items.items():
         if model not in models:
-            report.unknown("model", model, Label(item.model.span), list(models))
+            report.unknown("model", model, Label(item.model.span), models)
             continue
         try:
             value = evaluate(item.bound, scope.constants, report)
             out[model] = convert("staleness", Count("steps", 0), value, item.bound.span, scope, report)
+            if item.correction is not None:
+                _check_correction(item.correction, scope, report)
         except Poison:
             continue
     return out
+
+
+def _check_correction(expr: nodes.Expr, scope: Scope, report: Reporter) -> None:
+    if not (isinstance(expr, nodes.Call) and isinstance(expr.function, nodes.Name)):
+        raise report.error("RLF1007", "a correction is a call such as `truncated_is(2.0)`", Label(expr.span))
+    word = expr.function.id
+    if word not in CORRECTIONS:
+        raise report.unknown("correction", word, Label(expr.function.span), sorted(CORRECTIONS))
+    bind(expr, CORRECTIONS[word], scope, report, _nothing_special)
+
+
+def _nothing_special(parameter: Parameter, expr: nodes.Expr) -> Any:
+    raise AssertionError(f"{parameter.name} takes a constant")

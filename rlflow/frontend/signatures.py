@@ -11,6 +11,8 @@ class _Required:
 
 
 REQUIRED = _Required()
+MOST = 2**63 - 1
+"""The largest whole number that a plan's readers can be expected to hold."""
 
 # --- what a parameter accepts ---------------------------------------------------------------------------------------
 
@@ -30,7 +32,7 @@ class Whole:
     """A plain whole number within bounds."""
 
     least: int = 0
-    most: int | None = None
+    most: int = MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Count:
 
     unit: str
     least: int = 1
+    most: int = MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +317,15 @@ OPTIMIZERS: dict[str, Signature] = {
         "AdamW",
     ),
 }
+
+CORRECTIONS: dict[str, Signature] = {
+    "truncated_is": Signature(
+        "truncated_is",
+        (P("cap", Real(0, open_least=True), 2.0, "largest weight of a token"),),
+        "truncated importance sampling",
+    ),
+}
+"""How a loss accounts for samples of an older policy; `allow MODEL staleness <= N steps with CORRECTION`."""
 
 ON_ERRORS: dict[str, Signature] = {
     "retry": Signature("retry", (P("times", Whole(1, 100), 1, "further tries"),), "try again, then stop the run"),

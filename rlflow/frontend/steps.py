@@ -9,7 +9,7 @@ from typing import Any
 from rlflow.diagnostics import Label, Span
 from rlflow.frontend.bind import Bound, Scope, bind
 from rlflow.frontend.constants import Poison, Reporter
-from rlflow.frontend.declarations import Declarations, nearest_multiples
+from rlflow.frontend.declarations import Declarations, nearest_divisors, nearest_multiples
 from rlflow.frontend.losses import loss_terms, optimizer
 from rlflow.frontend.signatures import (
     FUNCTIONS,
@@ -64,14 +64,19 @@ class Block:
                 self._report.warning(
                     "RLF1013", "the result of this call is not used", Label(statement.span, "give it a name")
                 )
+        if self._report.has_errors:
+            return  # what an error left out may have been the use
         for value in self._values.values():
-            ends_here = value.node is not None and isinstance(value.node.op, ops.Score) and self._phase != STEP
-            if not value.used and value.node is not None and not ends_here:
+            if not value.used and value.node is not None and not self._ends(value.node.op):
                 self._report.warning(
                     "RLF1013",
                     f"`{value.defined.text}` is never used",
                     Label(value.defined.span, "computed for nothing"),
                 )
+
+    def _ends(self, op: ops.Op) -> bool:
+        """Whether the block may end in this stage: its result needs no reader."""
+        return isinstance(op, ops.Train) or (isinstance(op, ops.Score) and self._phase != STEP)
 
     def _define(self, name: nodes.Ident, node: Node | None) -> None:
         if name.text in self._values:
@@ -83,6 +88,8 @@ class Block:
                 help=("a value is assigned once; choose another name",),
             )
             return
+        if name.text in self._scope.constants:
+            self._report.error("RLF1002", f"`{name.text}` is already a parameter of the flow", Label(name.span))
         if self._declared.kind_of(name.text) is not None:
             self._report.error(
                 "RLF1002",
@@ -91,6 +98,11 @@ class Block:
                 Label(self._declared.declared_at(name.text).span, "declared here", primary=False),
             )
         self._values[name.text] = _Value(node, name)
+
+    @property
+    def names(self) -> set[str]:
+        """What the block assigns."""
+        return set(self._values)
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -338,12 +350,12 @@ class Block:
 
     def _minibatch(self, samples: RowsType, bound: Bound) -> int:
         size: int | None = bound["minibatch"]
-        if size is None or samples.rows is None:
-            return samples.rows or 0
+        if samples.rows is None:  # known in the run only
+            return size or 0
+        if size is None:
+            return samples.rows
         if size > samples.rows or samples.rows % size:
-            nearest = [d for d in range(1, samples.rows + 1) if samples.rows % d == 0]
-            below = max((d for d in nearest if d <= size), default=samples.rows)
-            above = min((d for d in nearest if d >= size), default=samples.rows)
+            below, above = nearest_divisors(samples.rows, size)
             legal = f"{below} samples" if below == above else f"{below} or {above} samples"
             prompts = samples.rows // samples.group
             fits = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`dimension` is what it measures; one of this unit is `scale` base units (microseconds, bytes, bytes/s, flop/s)."""
+    """`dimension` is what it measures; one of it is `scale` base units (microseconds, bytes, bytes/s, flop/s)."""
 
     dimension: str
     scale: float = 1

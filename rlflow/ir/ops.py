@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+
+
 # --- declarations ----------------------------------------------------------------------------------------------
 
 
@@ -43,6 +48,9 @@ class GymData:
     shuffle: bool = True
     system: str | None = None
     kind: Literal["reasoning_gym"] = "reasoning_gym"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", _tuples(self.options))  # JSON has lists only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

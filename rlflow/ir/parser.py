@@ -77,7 +77,7 @@ class _Line:
         self.skip()
         try:
             value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise FlowSyntaxError(f"line {self.number}: {error}") from None
         return value
 
@@ -124,6 +124,9 @@ def parse_flow(text: str) -> Flow:
         state.read(line)
     if not closed:
         raise FlowSyntaxError(f"line {lines[-1].number}: the flow is not closed with '}}'")
+    unknown = set(settings) - {"seed", "save_every", "stop_steps", "stop_epochs"}
+    if unknown:
+        raise FlowSyntaxError(f"line {head.number}: unknown setting {min(unknown)}")
     return Flow(
         name=name,
         stage=Stage[stage_word.upper()],
@@ -220,7 +223,10 @@ class _State:
                     line.expect("=")
                     sizes[axis] = int(line.match(r"\d+"))
                     line.accept(",")
-                layout = Layout(**sizes)
+                try:
+                    layout = Layout(**sizes)
+                except TypeError as error:
+                    raise FlowSyntaxError(f"line {line.number}: {error}") from None
             placement = Placement(pool, layout)
         phase = line.word() if line.accept("in @") else "step"
         slot = int(line.match(r"\d+")) if line.accept("slot=") else None

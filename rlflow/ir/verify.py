@@ -74,7 +74,7 @@ def _everything_is_placed(flow: Flow) -> Iterator[str]:
 
 def _layouts_fill_pools(flow: Flow) -> Iterator[str]:
     for node in flow.nodes.values():
-        if node.placement is None or node.placement.layout is None:
+        if node.placement is None or node.placement.layout is None or node.placement.pool not in flow.pools:
             continue
         size = len(flow.pools[node.placement.pool].host_of_rank)
         if node.placement.layout.size != size:

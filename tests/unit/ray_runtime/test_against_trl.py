@@ -30,7 +30,7 @@ def ours() -> LoadedModel:
     loaded = load_model(TinyModel(architecture="qwen3", alphabet=ALPHABET, hidden=32), Path())
     with torch.no_grad():
         for parameter in loaded.model.parameters():
-            parameter.mul_(3.0)
+            parameter.mul_(2.0)
     return loaded
 
 
@@ -94,6 +94,7 @@ def test_one_grpo_step(
 ) -> None:
     mine = ours()
     theirs = LoadedModel(copy.deepcopy(mine.model), mine.tokenizer, mine.eos_ids, mine.pad_id, mine.context)
+    theirs.model.set_attn_implementation("sdpa")
     rewards: list[float] = []
     # trl loads a reference by name when beta is not 0, which a model made on the fly has not; its log-probs are given
     # to the loss below.

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlflow.backends.ray_runtime.models import WEIGHT_FILES, LoadedModel, load_model, save_model
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -83,11 +83,13 @@ def test_sizes_that_do_not_fit_together() -> None:
 def test_a_saved_model_loads_everywhere(architecture: Literal["qwen3", "llama"], tmp_path: Path) -> None:
     loaded = tiny(architecture)
     save_model(loaded, tmp_path / "out" / "model")
+    assert "rlflow" not in (tmp_path / "out" / "model" / "config.json").read_text()
     again = load_model(HfModel(path="out/model"), tmp_path)
     ids = torch.tensor([loaded.encode("12+3=")])
     expected = loaded.model(ids).logits
     assert torch.equal(again.model(ids).logits, expected)
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")(ids).logits, expected)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    torch.testing.assert_close(plain(ids).logits, expected)
     assert AutoTokenizer.from_pretrained(tmp_path / "out" / "model")("12+3=")["input_ids"] == ids[0].tolist()
     assert (again.eos_ids, again.pad_id, again.context) == (loaded.eos_ids, loaded.pad_id, loaded.context)
     assert again.encode("9") == [9]
@@ -165,3 +167,24 @@ def test_shape_mismatch(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
     assert failure_of(folder).code == "RLF5013"
     shutil.rmtree(folder)
+
+
+def test_a_model_with_another_head_is_refused(tmp_path: Path) -> None:
+    config = Gemma2Config(
+        vocab_size=14,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=0.01,
+        pad_token_id=12,
+        eos_token_id=13,
+        bos_token_id=None,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    tiny().tokenizer.save_pretrained(tmp_path)
+    got = failure_of(tmp_path)
+    assert got.code == "RLF5013"
+    assert "gemma2" in got.message

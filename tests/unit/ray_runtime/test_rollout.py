@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlflow.backends.ray_runtime import rollout
 from rlflow.backends.ray_runtime.batch import Batch, Packed
@@ -120,6 +121,26 @@ def test_greedy_equals_transformers_generate(loaded: LoadedModel) -> None:
             0, ids.shape[1] :
         ]
         assert responses(samples)[index] == expected.tolist()
+
+
+def test_a_model_without_a_fast_decoder(tmp_path: Path) -> None:
+    config = GPT2Config(
+        vocab_size=14, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=13, bos_token_id=None
+    )
+    torch.manual_seed(0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    tiny().tokenizer.save_pretrained(tmp_path)
+    model = load_model(HfModel(path=str(tmp_path)), Path())
+    engine = RolloutEngine(model, "fp32")
+    assert isinstance(engine._decoder, GenericDecoder)
+    greedy = generate(model, prompts(model, TEXTS), n=1, temperature=0.0, max_new=10)
+    for index, text in enumerate(TEXTS):
+        ids = torch.tensor([model.encode(text)])
+        expected = model.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
+        assert responses(greedy)[index] == expected[0, ids.shape[1] :].tolist()
+    samples = generate(model, prompts(model, TEXTS), max_new=30)
+    trained = Trainer(model, "fp32").logprobs(samples, 1.0)
+    torch.testing.assert_close(trained.values, samples.packed("logprobs").values, atol=1e-5, rtol=0)
 
 
 def test_a_sample_does_not_depend_on_its_batch(loaded: LoadedModel) -> None:

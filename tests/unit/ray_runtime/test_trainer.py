@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from rlflow.backends.ray_runtime import attention
 from rlflow.backends.ray_runtime import trainer as trainer_module
 from rlflow.backends.ray_runtime.algorithms.aggregate import Aggregate
 from rlflow.backends.ray_runtime.batch import Batch, Packed
@@ -116,6 +117,22 @@ def test_micro_batches_hold_every_row_once_under_the_budget() -> None:
         assert sorted(np.concatenate([micro.source for micro in found])) == list(range(38))
         assert all(micro.ids.numel() <= budget or len(micro.rows) == 1 for micro in found)
     assert ranges(np.array([5, 9, 0]), np.array([2, 0, 3])).tolist() == [5, 6, 0, 1, 2]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("limit", [64, 0])
+def test_short_attention_is_torchs_attention(
+    architecture: Literal["qwen3", "llama"], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_SHORT", limit)
+    found = []
+    for implementation in ("rlflow", "sdpa"):
+        loaded = tiny(architecture)
+        assert loaded.model.config._attn_implementation == "rlflow"
+        loaded.model.set_attn_implementation(implementation)
+        train(loaded, op(max_grad_norm=0.0, optimizer=AdamW(lr=0.0)))
+        found.append((Trainer(loaded, "fp32").logprobs(SAMPLES, 1.0).values, gradient(loaded)))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-3)
 
 
 # --- the first ratio ----------------------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""How the runtime's own failures are put into words. No torch here: the driver uses it too."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from rlflow.diagnostics.diagnostic import RunFailure
+
+_LOG_LINES = 5
+_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "gloo")
+
+
+def stage_failed(stage: str, error: Exception) -> RunFailure:
+    """RLF5006 with the original exception as the last note."""
+    return RunFailure(
+        "RLF5006",
+        "the stage failed" if stage else "the step failed",
+        stage=stage,
+        notes=(f"{type(error).__name__}: {error}",),
+        trace="".join(traceback.format_exception(error)),
+    )
+
+
+def guarded(part: str, action: Callable[[], None]) -> RunFailure | None:
+    """Run `action`; what it raises comes back as a failure of `part`, a few words for what was going on."""
+    try:
+        action()
+    except RunFailure as failure:
+        return failure
+    except ImportError as error:
+        return RunFailure(
+            "RLF5012",
+            f"{part} needs the package `{error.name}`, which cannot be imported",
+            notes=(f"{type(error).__name__}: {error}",),
+            help=('pip install "rlflow-dsl[run]"',),
+        )
+    except Exception as error:
+        return RunFailure(
+            "RLF5006",
+            f"{part} failed",
+            notes=(f"{type(error).__name__}: {error}",),
+            trace="".join(traceback.format_exception(error)),
+        )
+    return None
+
+
+def worker_died(pool: str, rank: int, error: Exception, run_dir: Path) -> RunFailure:
+    """RLF5011 for a rank whose process is gone: the end of its log, and what Ray says last."""
+    log = run_dir / "logs" / f"{pool}-{rank}.log"
+    notes = [f"its log: {log}"]
+    try:
+        lines = [line.rstrip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    if lines:
+        notes.append("the log ends with:\n" + "\n".join(lines[-_LOG_LINES:]))
+    cause = getattr(error, "cause", None) or error
+    text = str(cause)
+    for mark in ("Worker exit detail:", "The actor is dead because"):
+        text = text.partition(mark)[2] or text
+    text = " ".join(text.split()).partition(" Some common causes")[0]
+    notes.append(f"{type(cause).__name__}: {text}")
+    return RunFailure(
+        "RLF5011",
+        f"rank {rank} of pool `{pool}` died",
+        notes=notes,
+        help=(
+            "a process that dies without a word in its log was killed, often because memory ran out",
+            f"go on with: rlflow run --resume {run_dir}",
+        )
+        if (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").is_file()
+        else ("a process that dies without a word in its log was killed, often because memory ran out",),
+        trace=str(error),
+    )
+
+
+def root_cause(failures: list[RunFailure]) -> RunFailure:
+    """Of several ranks' failures the one that caused the others: who loses a peer in a collective fails too."""
+
+    def order(failure: RunFailure) -> int:
+        if failure.code == "RLF5011":
+            return 0
+        is_echo = failure.code == "RLF5006" and any(word in note for note in failure.notes for word in _PEER_WORDS)
+        return 2 if is_echo else 1
+
+    return min(failures, key=order)

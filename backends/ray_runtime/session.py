@@ -1,0 +1,140 @@
+"""What a run needs around it: a Ray connection, a pool's resources, and Ctrl-C."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.plan import Pool
+
+PLACE_DEADLINE_S = 60.0
+"""For Ray to give the pool its resources."""
+_POLL_S = 0.2
+_CLEANUP_S = 10.0
+_NOISY = ("ray._private.accelerators.npu", "ray._private.accelerators", "ray._private.authentication")
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM. During start-up nothing is worth saving, so the first one raises KeyboardInterrupt. After
+    `finish_steps` the first one only counts, which asks for a clean stop, and the second one raises."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._patience = 0
+        self._raised_at: float | None = None
+        self._previous: dict[int, Any] = {}
+        self._ended = False
+
+    def __enter__(self) -> Interrupts:
+        self._previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.install()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended = True
+        if self._raised_at is not None:
+            # The interpreter drops Python's handlers while it ends; one more Ctrl-C would then change the exit code.
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        else:
+            for number, handler in self._previous.items():
+                with contextlib.suppress(ValueError):
+                    signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Again after `ray.init`, which takes SIGTERM for itself."""
+        for number in self._previous:
+            with contextlib.suppress(ValueError):  # not the main thread: the caller handles signals
+                signal.signal(number, self._handle)
+
+    def finish_steps(self) -> None:
+        """From now on the step in progress is worth waiting for."""
+        self._patience = 1
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self._raised_at is not None and time.monotonic() < self._raised_at + _CLEANUP_S:
+            return  # one more, while the first one is cleaned up after, which goes on to the end of the process
+        if self._ended:
+            previous = self._previous[number]
+            if callable(previous):
+                previous(number, frame)
+            return
+        self.count += 1
+        if self.count > self._patience:
+            self._raised_at = time.monotonic()
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], None]) -> Iterator[None]:
+    """A Ray connection for the run: to `address`, else RAY_ADDRESS, else a local Ray of at least `min_cpus` CPUs that
+    ends with the run. One that was there before is used and left as it is."""
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS")
+    on_phase(f"connecting to Ray at {address}" if address else "starting Ray")
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address:
+        options["address"] = address
+    else:
+        # A pool of several ranks on this machine shares its cores, so Ray is told of as many CPUs as ranks.
+        options |= {
+            "num_cpus": max(os.cpu_count() or 1, min_cpus),
+            "include_dashboard": False,
+            "configure_logging": False,
+        }
+    try:
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise RunFailure(
+                "RLF5008",
+                f"cannot connect to Ray at `{address}`" if address else "Ray does not start on this machine",
+                notes=(f"{type(error).__name__}: {error}",),
+            ) from None
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def reserved(pool: Pool) -> Iterator[PlacementGroup]:
+    """A placement group with a bundle per rank. RLF5008 with wanted and available when it is not given in time."""
+    group = placement_group([{"CPU": 1.0}] * len(pool.ranks), strategy="PACK", name=f"rlflow-{pool.name}-{os.getpid()}")
+    try:
+        # Short waits: a single long one would not let Ctrl-C through.
+        until = time.monotonic() + PLACE_DEADLINE_S
+        while not group.wait(timeout_seconds=_POLL_S):
+            if time.monotonic() > until:
+                raise _not_placed(pool)
+        yield group
+    finally:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+
+def _not_placed(pool: Pool) -> RunFailure:
+    have = ray.available_resources().get("CPU", 0.0)
+    total = ray.cluster_resources().get("CPU", 0.0)
+    return RunFailure(
+        "RLF5008",
+        f"Ray did not give pool `{pool.name}` its resources within {PLACE_DEADLINE_S:g} s",
+        notes=(
+            f"wanted: {len(pool.ranks)} bundles of 1 CPU",
+            f"the cluster has {total:g} CPUs, {have:g} of them free",
+        ),
+        help=("use a smaller pool, or free the cluster",),
+    )

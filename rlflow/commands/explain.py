@@ -1,0 +1,57 @@
+"""`rlflow explain CODE`: the page of a diagnostic."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rlflow.diagnostics import CODES, did_you_mean
+from rlflow.diagnostics.codes import WARNINGS, find_code, page_path, page_text
+
+_AREAS = {
+    "0": "syntax and comments",
+    "1": "names and types",
+    "2": "placement, memory, resources",
+    "3": "staleness, versions, schedule",
+    "4": "plan and backend capability",
+    "5": "while running",
+    "6": "import and export",
+    "9": "internal",
+}
+
+
+@click.command()
+@click.argument("code", metavar="[CODE]", required=False)
+def explain(code: str | None) -> None:
+    """Say what a code such as RLF1003 means, with an example and the fix. Without CODE: list them all."""
+    if code is None:
+        click.echo(_listing())
+        return
+    found = find_code(code)
+    if found is None:
+        guess = did_you_mean(code.lower(), [*(known.lower() for known in CODES), *CODES.values()])
+        shown = guess.upper() if guess and guess.startswith("rlf") else guess
+        hint = f"did you mean `{shown}`?" if shown else "`rlflow explain` lists all codes"
+        raise click.UsageError(f"unknown code `{code}`; {hint}")
+    page = page_text(found)
+    if not page:
+        raise click.ClickException(f"this installation has no page for {found}: `{page_path(found)}` is missing")
+    if not sys.stdout.isatty():
+        click.echo(page, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(highlight=False).print(Markdown(page))
+
+
+def _listing() -> str:
+    lines: list[str] = []
+    area = ""
+    for code, name in CODES.items():
+        if code[3] != area:
+            area = code[3]
+            lines += ["", _AREAS[area]]
+        lines.append(f"  {code}  {name}{'  (warning)' if code in WARNINGS else ''}")
+    return "\n".join([*lines[1:], "", "rlflow explain CODE shows a code's page."])
