@@ -34,15 +34,12 @@ class Gap:
 
     def join(self, other: Gap) -> Gap:
         """This gap and the next one, when the token between them goes away."""
-        later = [Comment(c.text, c.trailing and not self.comments and i == 0, c.blank) for i, c in _each(other)]
+        alone = not self.comments  # only then the first comment still stands on the line of the token before
+        later = [Comment(c.text, c.trailing and alone, c.blank) for c in other.comments]
         if later:
             later[0].blank |= self.blank
             return Gap([*self.comments, *later], other.blank)
         return Gap(list(self.comments), self.blank or other.blank)
-
-
-def _each(gap: Gap) -> Sequence[tuple[int, Comment]]:
-    return list(enumerate(gap.comments))
 
 
 class Glue(Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+
 from rlflow.diagnostics import CompileError, SourceFile, Span
 from rlflow.grammar import nodes
 from rlflow.grammar.comments import MismatchError, comments_of

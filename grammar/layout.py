@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from rlflow.grammar.comments import Comment, Glue, Token, attach
+from rlflow.grammar.comments import Glue, Token, attach
 
 WIDTH = 100
 STEP = 2
@@ -134,7 +134,7 @@ def _write(doc: Doc) -> str:
             stack.append((indent + STEP, flat, part.doc))
         elif isinstance(part, Group):
             room = WIDTH - writer.column()
-            flat = flat or (not part.forced and _fits(room, [*stack, (indent, True, part.doc)]))
+            flat = flat or (not part.forced and _fits(room, (indent, True, part.doc), stack))
             stack.append((indent, flat, part.doc))
         elif isinstance(part, IfBroken):
             if not flat:
@@ -146,13 +146,18 @@ def _write(doc: Doc) -> str:
     return writer.finish()
 
 
-def _fits(room: int, stack: list[Command]) -> bool:
-    """Whether everything up to the next line break has room; the last document of the stack comes first.
+def _fits(room: int, start: Command, rest: list[Command]) -> bool:
+    """Whether `start` and what follows it (the last of `rest` first) up to the next line break have room.
 
     What a comment for rlflow is about stays on its line, so such a line may be longer.
     """
     first = True
-    while stack:
+    stack = [start]
+    following = len(rest)
+    while stack or following:
+        if not stack:
+            following -= 1
+            stack.append(rest[following])
         indent, flat, part = stack.pop()
         if isinstance(part, Token):
             if part.before and not first:
@@ -231,6 +236,3 @@ class _Writer:
 
 def _kept(blank: Blank, place: int) -> bool:
     return blank in (Blank.KEEP, Blank.FORCE) or (blank is Blank.KEEP_LATER and place > 0)
-
-
-__all__ = ["Blank", "Comment", "Doc", "Glue", "Group", "IfBroken", "Line", "Nest", "Token", "render"]

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import click
 
 from rlflow import __version__
+from rlflow.commands.explain import explain
+from rlflow.commands.fmt import fmt
+from rlflow.commands.init import init
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
-from rlflow.diagnostics.render import FORMATS, render, summary_line
+from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,8 +117,9 @@ def _stage_labels(failure: RunFailure) -> tuple[Label, ...]:
 
 def _print_diagnostics(diagnostics: Any, format: str) -> None:
     found: list[Diagnostic] = list(diagnostics)
-    if format == "json":
-        click.echo(render(found, "json"))
+    if format in MACHINE_FORMATS:
+        if found or format != "github":
+            click.echo(render(found, format, path=_state.get("path")))
         return
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     if found:
@@ -189,6 +193,10 @@ def cli() -> None:
     _state.clear()
 
 
+for verb in (explain, fmt, init):
+    cli.add_command(verb)
+
+
 # --- verbs -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +209,7 @@ def check(path: Path, options: Options, format_: str) -> None:
     """Find every mistake that can be found without running anything."""
     from rlflow import driver
 
-    _state["format"] = format_
+    _state["format"], _state["path"] = format_, path.as_posix()
     checked = driver.check(path, options)
     _print_diagnostics(checked.warnings, format_)
     if format_ == "full":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlflow import __version__
 from rlflow.diagnostics import CompileError, Diagnostic, RunFailure, SourceFile
+from rlflow.diagnostics.suppress import apply_suppressions
 from rlflow.frontend.lower import Lowered, lower
 from rlflow.grammar.parse import parse
 from rlflow.ir.flow import Flow
@@ -66,13 +67,18 @@ def lowered(path: str | Path, options: Options) -> Lowered:
 def check(path: str | Path, options: Options | None = None, observe: Observer | None = None) -> Checked:
     """Everything `compile` checks. Raises CompileError with all findings of the phase that failed."""
     options = options or Options()
-    start = lowered(path, options)
-    context = PassContext(start.schedule, start.cluster)
+    source = read_source(path)
+    warnings: tuple[Diagnostic, ...] = ()
     try:
+        start = lowered(path, options)
+        warnings = start.warnings
+        context = PassContext(start.schedule, start.cluster)
         flow = run_pipeline(start.flow, context, DEFAULT_PIPELINE, observe)
     except CompileError as error:
-        raise CompileError((*start.warnings, *error.diagnostics)) from None
-    return Checked(Path(path), start, flow, start.warnings + tuple(context.diagnostics))
+        raise CompileError(apply_suppressions(source, (*warnings, *error.diagnostics))) from None
+    within = [part.span for part in (start.flow, start.schedule, start.cluster) if part.span is not None]
+    found = apply_suppressions(source, (*warnings, *context.diagnostics), within=within)
+    return Checked(Path(path), start, flow, tuple(found))
 
 
 def compile(path: str | Path, options: Options | None = None) -> Plan:

@@ -1,8 +1,8 @@
 """Checkpoints of a run: a Hugging Face folder per trained model, and what training needs to go on.
 
 `checkpoints/global_step_N/` holds `<model>/` (config, safetensors, tokenizer), `<model>.training.pt` (optimizer) and
-`state.json` (step, cursors, versions, seed). It is written beside its place and renamed, so a checkpoint is whole or
-not there; `latest_checkpointed_iteration.txt` names the newest.
+`state.json` (step, cursors, versions, seed, data fingerprints). It is written beside its place and renamed, so a
+checkpoint is whole or not there; `latest_checkpointed_iteration.txt` names the newest.
 """
 
 from __future__ import annotations

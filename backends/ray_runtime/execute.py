@@ -199,4 +199,3 @@ def _last_readers(state: RankState) -> dict[str, list[str]]:
         for value, reader in last.items():
             out.setdefault(reader, []).append(value)
     return out
-

@@ -68,9 +68,7 @@ class Rank:
         return {
             "total_steps": self._state.total_steps(),
             "seed": self._state.seed,
-            "data": {
-                name: {"rows": len(data), "sha256": data.fingerprint} for name, data in self._state.data.items()
-            },
+            "data": {name: {"rows": len(data), "sha256": data.fingerprint} for name, data in self._state.data.items()},
             "parameters": {
                 name: sum(p.numel() for p in model.loaded.model.parameters())
                 for name, model in self._state.models.items()
@@ -87,9 +85,7 @@ class Rank:
         """End the run after the step in progress."""
         self._stop.set()
 
-    def run(
-        self, done: int, last: int, rewards: dict[str, RewardPool]
-    ) -> Iterator[dict[str, Any] | RunFailure]:
+    def run(self, done: int, last: int, rewards: dict[str, RewardPool]) -> Iterator[dict[str, Any] | RunFailure]:
         """Steps done + 1 .. last with their evaluations; yields a report after each, at last one with `ended`.
 
         `last` 0 means the evaluations alone. A failure is yielded, not raised. Ranks other than 0 yield nothing else.

@@ -69,7 +69,7 @@ def test_ctrl_c_on_a_terminal(endless: Any, command: Start, has_ended: Callable[
     children = run.descendants()
     assert len(children) > 4
     run.signal(signal.SIGINT)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while run.process.poll() is None and time.monotonic() < deadline:
         read()
         time.sleep(0.05)

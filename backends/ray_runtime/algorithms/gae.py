@@ -1,4 +1,4 @@
-"""Advantages and returns per token, by recursion from each row's end."""
+"""Advantages and returns per token, by recursion from each row's end. In float64, so for tensors in host memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from rlflow.backends.ray_runtime.algorithms.rows import check_rows, padded, repacked
+from rlflow.backends.ray_runtime.algorithms.rows import check_rows, padded, positions, repacked, row_ids
 
 Clock = Literal["all", "counted"]
 """What a step of time is when discounting over tokens that are not counted: "all" = every token, "counted" = only
@@ -43,24 +43,26 @@ def gae(
         bootstrap: float [rows], value of the state behind the row, for rows that were cut off.
     """
     check_rows(lengths, rewards, values, mask)
-    reward, value = padded(rewards.double(), lengths), padded(values.double(), lengths)
-    counted = _counted(lengths, mask)
-    exists = padded(torch.ones_like(rewards, dtype=torch.float64), lengths) > 0
-    following = reward.new_zeros(len(lengths)) if bootstrap is None else bootstrap.double().clone()
-    carried = torch.zeros_like(following)
-    discount = torch.full_like(following, gamma)
-    advantages = torch.zeros_like(reward)
-    for step in reversed(range(reward.shape[1])):
-        here = counted[:, step]
-        delta = reward[:, step] + discount * following - value[:, step]
-        advantage = delta + discount * lam * carried
-        advantages[:, step] = torch.where(here, advantage, torch.zeros_like(advantage))
-        carried = torch.where(here, advantage, carried)
-        following = torch.where(here, value[:, step], following)
-        passed = discount * gamma if clock == "all" else discount
-        discount = torch.where(here, torch.full_like(discount, gamma), torch.where(exists[:, step], passed, discount))
-    returns = torch.where(counted, advantages + value, torch.zeros_like(value))
-    return Estimate(repacked(advantages, lengths).to(values.dtype), repacked(returns, lengths).to(values.dtype))
+    tokens = int(lengths.sum())
+    where = torch.arange(tokens, device=lengths.device) if mask is None else torch.nonzero(mask > 0)[:, 0]
+    rows = row_ids(lengths)[where]
+    own = torch.bincount(rows, minlength=len(lengths))
+    times, ends = (positions(lengths)[where], lengths) if clock == "all" else (positions(own), own)
+    value = values.detach().double()[where]
+    # What follows each counted token: the row's next one, or its end.
+    last = positions(own) + 1 == own[rows]
+    after = value.new_zeros(len(lengths)) if bootstrap is None else bootstrap.detach().double()
+    following = torch.where(last, after[rows], value.roll(-1))
+    gap = torch.where(last, ends[rows], times.roll(-1)) - times
+    discount = gamma ** gap.double()
+    delta = padded(rewards.detach().double()[where] + discount * following - value, own).T.contiguous()
+    decay = padded(discount * lam, own).T.contiguous()
+    for step in range(len(delta) - 2, -1, -1):
+        delta[step].addcmul_(decay[step], delta[step + 1])
+    advantages = repacked(delta.T, own)
+    spread = value.new_zeros((2, tokens))
+    spread[:, where] = torch.stack([advantages, advantages + value])
+    return Estimate(spread[0].to(values.dtype), spread[1].to(values.dtype))
 
 
 def discounted_returns(
@@ -76,9 +78,3 @@ def discounted_returns(
     Sutton & Barto 2018 eq. 3.8. It is `gae` with values 0 and lambda 1.
     """
     return gae(rewards, torch.zeros_like(rewards), lengths, gamma=gamma, lam=1.0, mask=mask, clock=clock).returns
-
-
-def _counted(lengths: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """bool [rows, longest]"""
-    ones = torch.ones(int(lengths.sum()), device=lengths.device)
-    return padded(ones if mask is None else (mask > 0).to(torch.float32), lengths) > 0

@@ -31,8 +31,7 @@ def positions(lengths: torch.Tensor) -> torch.Tensor:
 def padded(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """[rows, longest row], zeros behind each row's end. The gradient flows through."""
     width = int(lengths.max()) if len(lengths) else 0
-    blank = values.new_zeros((len(lengths), width))
-    return blank.index_put((row_ids(lengths), positions(lengths)), values)
+    return values.new_zeros((len(lengths), width)).index_put((row_ids(lengths), positions(lengths)), values)
 
 
 def repacked(matrix: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

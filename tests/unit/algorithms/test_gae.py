@@ -97,6 +97,15 @@ def test_rows_do_not_touch_and_empty_rows_are_fine() -> None:
     assert positions(lengths).tolist() == [0, 1, 0, 1, 2]
 
 
+@pytest.mark.parametrize("lengths", [[], [0], [3], [1, 0, 2]])
+def test_nothing_counted(lengths: list[int]) -> None:
+    tokens = sum(lengths)
+    garbage = torch.full((tokens,), float("nan"))
+    rows = torch.tensor(lengths, dtype=torch.int64)
+    got = gae(garbage, garbage, rows, gamma=0.9, lam=0.9, mask=torch.zeros(tokens), bootstrap=torch.ones(len(lengths)))
+    assert got.advantages.tolist() == got.returns.tolist() == [0.0] * tokens
+
+
 def test_columns_of_the_wrong_length_are_refused() -> None:
     with pytest.raises(ValueError, match="5 tokens"):
         gae(torch.zeros(4), torch.zeros(4), torch.tensor([2, 3]))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rlflow.frontend.lower import Lowered
 from rlflow.ir import ops
@@ -155,3 +157,50 @@ def test_every_bad_override_is_reported(problems: Any) -> None:
 def test_units_may_be_left_out_on_the_command_line_only(problems: Any) -> None:
     assert problems(overrides=["batch.count=4"]) == []
     assert [d.code for d in problems(("8 prompts", "8"))] == ["RLF1005"]
+
+
+PATHS = [
+    "batch",
+    "samples",
+    "actor",
+    "train",
+    "optimizer",
+    "lr",
+    "loss",
+    "heldout",
+    "answers",
+    "every",
+    "seed",
+    "stop",
+    "steps",
+    "x",
+    "",
+]
+VALUES = [
+    "1",
+    "-1",
+    "0",
+    "1e400",
+    "8 prompts",
+    "x",
+    '"',
+    "((",
+    "none",
+    "true",
+    "adamw(lr = 1)",
+    "kl()",
+    "[1]",
+    "a.b",
+    "é",
+    "1 1",
+    "=",
+    " ",
+]
+
+
+@given(st.lists(st.sampled_from(PATHS), max_size=4), st.sampled_from(VALUES), st.sampled_from(["=", "==", "", " = "]))
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_override_is_answered(problems: Any, path: list[str], value: str, equals: str) -> None:
+    found = problems(overrides=[".".join(path) + equals + value])
+    assert all(d.labels for d in found)
+    assert all(d.span.file.name.startswith("--set ") for d in found[:1])

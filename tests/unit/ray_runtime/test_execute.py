@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -101,10 +100,6 @@ def test_a_failure_names_its_stage(new_state: NewState) -> None:
     assert failure.value.notes == ("KeyError: 'boom'",)
     assert "in broken" in failure.value.trace
 
-    with pytest.raises(RunFailure) as failure:
-        run(new_state(score=lambda text: float("inf") if "=" in text else 0.0), 1)
-    assert failure.value.stage in ("adv", "actor.train")
-
 
 def test_equal_rewards_leave_the_weights_to_the_kl_term(new_state: NewState) -> None:
     metrics = run(new_state(score=lambda text: 1.0), 1)[0]
@@ -122,5 +117,4 @@ def test_nothing_is_kept_after_its_last_reader(new_state: NewState, small_plan: 
     state = new_state()
     interpreter = Interpreter(state, lambda step: None)
     interpreter.run(small_plan.programs[0].step, 1, StepMetrics(small_plan, "main", 0))
-    assert {k for k, v in interpreter._values.items() if not isinstance(v, type(None))} <= set()
-    assert isinstance(np.float32(0), np.floating)
+    assert interpreter._values == {}
