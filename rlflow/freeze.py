@@ -12,6 +12,7 @@ from rlflow.plan import (
     Because,
     Channel,
     DataDecl,
+    EnvironmentDecl,
     Evaluation,
     Instruction,
     Layout,
@@ -64,6 +65,9 @@ def freeze(flow: Flow, provenance: Provenance) -> Plan:
             for m in flow.models.values()
         ),
         rewards=tuple(RewardDecl(name=r.name, source=r.source, span=span_ref(r.span)) for r in flow.rewards.values()),
+        environments=tuple(
+            EnvironmentDecl(name=e.name, source=e.source, span=span_ref(e.span)) for e in flow.environments.values()
+        ),
         pools=tuple(freezer.pools()),
         stages=tuple(freezer.stage(node) for node in flow.nodes.values()),
         programs=tuple(freezer.programs()),

@@ -12,21 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlflow.ir.ops import (
-    DatasetScorer,
-    FileData,
-    FrozenModel,
-    Generate,
-    GroupNormalize,
-    GymData,
-    HfModel,
-    Logprobs,
-    PythonReward,
-    Score,
-    Take,
-    TinyModel,
-    Train,
-)
+from rlflow.ir.ops import DataSource, EnvironmentSource, ModelSource, Op, RewardSource
 
 FORMAT: Final = "rlflow.plan"
 FORMAT_VERSION = "1.0"
@@ -71,10 +57,10 @@ class Source(_Model):
     sha256: str
 
 
-DataSourceField = Annotated[FileData | GymData, Field(discriminator="kind")]
-ModelSourceField = Annotated[HfModel | TinyModel | FrozenModel, Field(discriminator="kind")]
-RewardSourceField = Annotated[PythonReward | DatasetScorer, Field(discriminator="kind")]
-OpField = Annotated[Take | Generate | Logprobs | Score | GroupNormalize | Train, Field(discriminator="kind")]
+DataSourceField = Annotated[DataSource, Field(discriminator="kind")]
+ModelSourceField = Annotated[ModelSource, Field(discriminator="kind")]
+RewardSourceField = Annotated[RewardSource, Field(discriminator="kind")]
+OpField = Annotated[Op, Field(discriminator="kind")]
 
 
 class DataDecl(_Model):
@@ -93,6 +79,12 @@ class ModelDecl(_Model):
 class RewardDecl(_Model):
     name: str
     source: RewardSourceField
+    span: SpanRef
+
+
+class EnvironmentDecl(_Model):
+    name: str
+    source: EnvironmentSource
     span: SpanRef
 
 
@@ -234,6 +226,7 @@ class Plan(_Model):
     data: tuple[DataDecl, ...]
     models: tuple[ModelDecl, ...]
     rewards: tuple[RewardDecl, ...]
+    environments: tuple[EnvironmentDecl, ...] = ()
     pools: tuple[Pool, ...]
     stages: tuple[Stage, ...]
     programs: tuple[Program, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
 from rlflow.diagnostics import Span
-from rlflow.ir.ops import DataSource, ModelSource, Op, RewardSource
+from rlflow.ir.ops import DataSource, EnvironmentSource, ModelSource, Op, RewardSource
 from rlflow.ir.typesystem import RowsType, WeightsType
 
 STEP = "step"
@@ -99,6 +99,13 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    name: str
+    source: EnvironmentSource
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """`every` in steps, 0 = only before the first and after the last."""
 
@@ -139,6 +146,7 @@ class Flow:
     seed: int = 0
     pools: Mapping[str, PoolSpec] = field(default_factory=dict)
     span: Span | None = None
+    environments: Mapping[str, Environment] = field(default_factory=dict)
 
     def inputs(self, node_id: str) -> dict[str, str]:
         """Port to producer, over data edges."""

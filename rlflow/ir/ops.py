@@ -1,178 +1,100 @@
-"""The closed set of operations a flow is made of, and what they refer to.
+"""The closed set of operations that the stages of a flow perform.
 
 Every op is a frozen dataclass with typed fields and a `kind`; the plan file stores exactly these. Sizes carry their
-unit in the field's doc: `prompts`, `samples`, `tokens`. Times are integer microseconds.
+unit in the field's doc: `prompts`, `samples`, `tokens`. Times are integer microseconds. Inputs are not fields: they are
+data edges, by port. What a flow declares is in `sources.py`, what a train stage minimises in `losses.py`; both can be
+imported from here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
+from rlflow.ir.losses import (
+    LOSSES,
+    AdamW,
+    Cispo,
+    Distill,
+    Dpo,
+    Entropy,
+    Gspo,
+    Kl,
+    LossTerm,
+    Nll,
+    PpoClip,
+    Reinforce,
+    ValueClip,
+)
+from rlflow.ir.sources import (
+    DatasetScorer,
+    DataSource,
+    EnvironmentSource,
+    FileData,
+    FrozenModel,
+    GymData,
+    HfModel,
+    ModelSource,
+    PresetModel,
+    PythonEnvironment,
+    PythonReward,
+    RewardModel,
+    RewardSource,
+    TinyModel,
+    ValueModel,
+)
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-# --- declarations ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileData:
-    """Rows from a JSON Lines or Parquet file. `path` is relative to the .rlflow file."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    path: str
-    format: Literal["jsonl", "parquet"]
-    prompt: str = "prompt"
-    """Column with the prompt: a string, or a list of {role, content} messages for the chat template."""
-    answer: str | None = None
-    """Column given to rewards as `answer`; dots reach into nested columns."""
-    shuffle: bool = True
-    system: str | None = None
-    """System message put before a string prompt; makes it a chat."""
-    kind: Literal["file"] = "file"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GymData:
-    """Procedurally generated tasks of the reasoning-gym package."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    task: str
-    size: int
-    """rows"""
-    seed: int = 0
-    options: tuple[tuple[str, Any], ...] = ()
-    """Further keyword arguments of the task, sorted by name."""
-    shuffle: bool = True
-    system: str | None = None
-    kind: Literal["reasoning_gym"] = "reasoning_gym"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", _tuples(self.options))  # JSON has lists only
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HfModel:
-    """A Hugging Face checkpoint folder (or hub name). Weights are kept in fp32 for training."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    path: str
-    compute: Literal["fp32", "bf16"] = "fp32"
-    """Precision of matrix products in training and of the rollout copy."""
-    kind: Literal["hf"] = "hf"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinyModel:
-    """A small randomly initialised model made on the fly, with a character tokenizer."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    architecture: Literal["qwen3", "llama"]
-    alphabet: str
-    """The tokenizer's characters, one token each; an end token and a padding token are added."""
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate: int = 128
-    context: int = 256
-    """tokens"""
-    init_seed: int = 0
-    compute: Literal["fp32", "bf16"] = "fp32"
-    kind: Literal["tiny"] = "tiny"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenModel:
-    """The weights that another model starts from, never trained."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    of: str
-    kind: Literal["frozen"] = "frozen"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonReward:
-    """A Python function `module:function`, found beside the .rlflow file or on the Python path."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    function: str
-    timeout_us: int = 15_000_000
-    """Per sample."""
-    retries: int = 0
-    """Times a failed sample is scored again before the run stops."""
-    kind: Literal["python"] = "python"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetScorer:
-    """The scorer that a data set brings itself (reasoning-gym)."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    data: str
-    timeout_us: int = 15_000_000
-    retries: int = 0
-    kind: Literal["scorer"] = "scorer"
-
-
-DataSource = FileData | GymData
-ModelSource = HfModel | TinyModel | FrozenModel
-RewardSource = PythonReward | DatasetScorer
-
-# --- losses and optimizers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpoClip:
-    """Clipped policy-gradient surrogate, Schulman et al. 2017 (arXiv 1707.06347) eq. 7, as a loss."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    weight: float
-    clip_low: float
-    clip_high: float
-    kind: Literal["ppo_clip"] = "ppo_clip"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kl:
-    """KL penalty against the reference, estimators k1, k2, k3 of Schulman 2020."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    weight: float
-    estimator: Literal["k1", "k2", "k3"]
-    kind: Literal["kl"] = "kl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entropy:
-    """Mean entropy of the policy's next-token distribution; a negative weight rewards entropy."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    weight: float
-    kind: Literal["entropy"] = "entropy"
-
-
-LossTerm = PpoClip | Kl | Entropy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
-    """AdamW (Loshchilov & Hutter, arXiv 1711.05101)."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    warmup: int = 0
-    """Optimizer updates over which the rate rises linearly from lr/warmup to lr."""
-    kind: Literal["adamw"] = "adamw"
-
-
-# --- stages --------------------------------------------------------------------------------------------------------
+__all__ = [
+    "LOSSES",
+    "OPS",
+    "AdamW",
+    "BestOf",
+    "BestWorst",
+    "Cispo",
+    "Combine",
+    "DataSource",
+    "DatasetScorer",
+    "Distill",
+    "Dpo",
+    "Entropy",
+    "EnvironmentSource",
+    "FieldOf",
+    "FileData",
+    "FrozenModel",
+    "Gae",
+    "Generate",
+    "GroupNormalize",
+    "Gspo",
+    "GymData",
+    "HfModel",
+    "Kl",
+    "KlReward",
+    "Logprobs",
+    "LossTerm",
+    "MixedGroups",
+    "ModelScore",
+    "ModelSource",
+    "Nll",
+    "Op",
+    "Overlong",
+    "PpoClip",
+    "PresetModel",
+    "PythonEnvironment",
+    "PythonReward",
+    "Reinforce",
+    "ReinforcePp",
+    "Remax",
+    "RewardModel",
+    "RewardSource",
+    "Rloo",
+    "Score",
+    "Take",
+    "TinyModel",
+    "Train",
+    "ValueClip",
+    "ValueModel",
+    "Values",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +123,10 @@ class Generate:
     top_p: float = 1.0
     top_k: int = 0
     """0 = all"""
+    environment: str | None = None
+    """Multi-turn: after every turn of the model the environment answers, up to `turns` turns. Adds `mask`, which is 0
+    on the environment's tokens; `max_new` bounds all tokens after the prompt."""
+    turns: int = 1
     kind: Literal["generate"] = "generate"
 
 
@@ -235,6 +161,150 @@ class GroupNormalize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelScore:
+    """One reward per sample from a reward model. Port: samples."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    model: str
+    kind: Literal["model_score"] = "model_score"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A value model's estimate before every response token. Port: samples."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    model: str
+    kind: Literal["values"] = "values"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combine:
+    """Weighted sum of columns of one kind plus a constant. Ports: c0, c1, ..., in the order of `weights`."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    weights: tuple[float, ...]
+    constant: float = 0.0
+    kind: Literal["combine"] = "combine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldOf:
+    """A column that rows carry, by name. Port: rows."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    field: str
+    kind: Literal["field"] = "field"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rloo:
+    """Reward minus the mean of the other samples of its group (arXiv 2402.14740). Port: scores."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    kind: Literal["rloo"] = "rloo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePp:
+    """REINFORCE++ (arXiv 2501.03262): rewards whitened over the whole batch. Port: scores.
+
+    With `baseline`, the group's mean is taken off first.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    baseline: bool = False
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remax:
+    """Reward minus the reward of the prompt's greedy response (arXiv 2310.10505). Ports: scores, baseline."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    kind: Literal["remax"] = "remax"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlReward:
+    """Per-token reward: minus `weight` times the KL estimate k1, and the score at the last token.
+
+    Ports: scores, samples (whose log-probabilities are the policy's), reference.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    weight: float
+    kind: Literal["kl_reward"] = "kl_reward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gae:
+    """Generalised advantage estimation (arXiv 1506.02438). Ports: rewards (per row or per token), values.
+
+    `output` chooses the advantages (whitened over the batch when `whiten`) or the returns.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    gamma: float = 1.0
+    lam: float = 0.95
+    whiten: bool = True
+    output: Literal["advantages", "returns"] = "advantages"
+    kind: Literal["gae"] = "gae"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlong:
+    """DAPO's soft length penalty (arXiv 2503.14476). Port: samples.
+
+    0 up to limit - buffer tokens, falling to -1 at the limit.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    limit: int
+    """tokens"""
+    buffer: int
+    """tokens"""
+    kind: Literal["overlong"] = "overlong"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOf:
+    """The `keep` best samples of every prompt, with their `score`. Ports: samples, scores."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    keep: int = 1
+    at_least: float | None = None
+    """Samples that score less are left out."""
+    kind: Literal["best_of"] = "best_of"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestWorst:
+    """Of every prompt its best and its worst sample, in this order; prompts with equal scores are left out.
+
+    Ports: samples, scores. Adds `score`.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    kind: Literal["best_worst"] = "best_worst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedGroups:
+    """Groups whose samples do not all score the same, with their `score` (dynamic sampling, arXiv 2503.14476).
+
+    Ports: samples, scores. While fewer prompts than the step takes are left, the stages from `take` on run again with
+    the next prompts, `refill` times at most; surplus groups are dropped and counted.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    refill: int = 0
+    on_short: Literal["error", "train"] = "error"
+    """What to do when the groups are still too few."""
+    kind: Literal["mixed_groups"] = "mixed_groups"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """Optimizer updates of one model on one batch of samples."""
 
@@ -247,7 +317,10 @@ class Train:
     microbatch_tokens: int = 16384
     """Padded tokens of one forward and backward; bounds activation memory, never changes the result's meaning."""
     epochs: int = 1
-    aggregate: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    aggregate: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum"] = "token_mean"
+    """token_sum divides by samples times `horizon` (Dr. GRPO)."""
+    horizon: int = 0
+    """tokens; for token_sum: the generate stage's max_new"""
     max_grad_norm: float = 1.0
     """0 = no clipping"""
     temperature: float = 1.0
@@ -255,13 +328,26 @@ class Train:
     kind: Literal["train"] = "train"
 
 
-Op = Take | Generate | Logprobs | Score | GroupNormalize | Train
+Op = (
+    Take
+    | Generate
+    | Logprobs
+    | Score
+    | ModelScore
+    | Values
+    | Combine
+    | FieldOf
+    | GroupNormalize
+    | Rloo
+    | ReinforcePp
+    | Remax
+    | KlReward
+    | Gae
+    | Overlong
+    | BestOf
+    | BestWorst
+    | MixedGroups
+    | Train
+)
 
-OPS: dict[str, type[Op]] = {
-    "take": Take,
-    "generate": Generate,
-    "logprobs": Logprobs,
-    "score": Score,
-    "group_normalize": GroupNormalize,
-    "train": Train,
-}
+OPS: dict[str, type[Op]] = {op.__dataclass_fields__["kind"].default: op for op in get_args(Op)}

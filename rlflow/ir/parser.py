@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 from rlflow.ir import ops
 from rlflow.ir.flow import (
     Data,
     Edge,
     EdgeKind,
+    Environment,
     Evaluation,
     Flow,
     Layout,
@@ -23,16 +24,15 @@ from rlflow.ir.flow import (
 )
 from rlflow.ir.typesystem import Field, RowsType, WeightsType
 
-_SOURCES: dict[str, Any] = {
-    "file": ops.FileData,
-    "reasoning_gym": ops.GymData,
-    "hf": ops.HfModel,
-    "tiny": ops.TinyModel,
-    "frozen": ops.FrozenModel,
-    "python": ops.PythonReward,
-    "scorer": ops.DatasetScorer,
-}
-_PARTS: dict[str, Any] = {"ppo_clip": ops.PpoClip, "kl": ops.Kl, "entropy": ops.Entropy, "adamw": ops.AdamW}
+
+def _by_kind(*classes: Any) -> dict[str, Any]:
+    return {cls.__dataclass_fields__["kind"].default: cls for cls in classes}
+
+
+_SOURCES = _by_kind(
+    *get_args(ops.DataSource), *get_args(ops.ModelSource), *get_args(ops.RewardSource), ops.PythonEnvironment
+)
+_PARTS = {**ops.LOSSES, **_by_kind(ops.AdamW)}
 
 
 class FlowSyntaxError(ValueError):
@@ -133,6 +133,7 @@ def parse_flow(text: str) -> Flow:
         data=state.data,
         models=state.models,
         rewards=state.rewards,
+        environments=state.environments,
         nodes=state.nodes,
         edges=tuple(state.data_edges + state.other_edges),
         evaluations=tuple(state.evaluations),
@@ -149,6 +150,7 @@ class _State:
         self.data: dict[str, Data] = {}
         self.models: dict[str, Model] = {}
         self.rewards: dict[str, Reward] = {}
+        self.environments: dict[str, Environment] = {}
         self.nodes: dict[str, Node] = {}
         self.data_edges: list[Edge] = []
         self.other_edges: list[Edge] = []
@@ -161,7 +163,7 @@ class _State:
             self._node(line)
             return
         keyword = line.word()
-        if keyword in ("data", "model", "reward"):
+        if keyword in ("data", "model", "reward", "environment"):
             line.expect("@")
             name = line.word()
             line.expect("=")
@@ -170,8 +172,10 @@ class _State:
                 self.data[name] = Data(name, source)
             elif keyword == "model":
                 self.models[name] = Model(name, source, line.accept("trainable"))
-            else:
+            elif keyword == "reward":
                 self.rewards[name] = Reward(name, source)
+            else:
+                self.environments[name] = Environment(name, source)
         elif keyword == "allow":
             line.expect("@")
             name = line.word()

@@ -30,6 +30,8 @@ def _lines(flow: Flow) -> Iterator[str]:
         yield f"  model @{model.name} = {_payload(model.source)}" + (" trainable" if model.trainable else "")
     for reward in flow.rewards.values():
         yield f"  reward @{reward.name} = {_payload(reward.source)}"
+    for environment in flow.environments.values():
+        yield f"  environment @{environment.name} = {_payload(environment.source)}"
     for name, bound in flow.allowed_staleness.items():
         yield f"  allow @{name} staleness={bound}"
     for evaluation in flow.evaluations:
