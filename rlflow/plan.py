@@ -12,7 +12,16 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlflow.ir.ops import DataSource, EnvironmentSource, ModelSource, Op, RewardSource
+from rlflow.ir.ops import (
+    DatasetScorer,
+    DataSource,
+    EnvironmentSource,
+    FrozenModel,
+    ModelSource,
+    Op,
+    RewardSource,
+    ValueModel,
+)
 
 FORMAT: Final = "rlflow.plan"
 FORMAT_VERSION = "1.0"
@@ -285,7 +294,7 @@ class Plan(_Model):
                 if hasattr(stage.op, field):
                     used.append((f"stage {stage.id}", kind, getattr(stage.op, field)))
         for model in self.models:
-            if isinstance(model.source, FrozenModel):
+            if isinstance(model.source, FrozenModel | ValueModel):
                 used.append((f"model {model.name}", "model", model.source.of))
         for reward in self.rewards:
             if isinstance(reward.source, DatasetScorer):

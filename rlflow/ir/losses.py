@@ -103,7 +103,7 @@ class Dpo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distill:
-    """On-policy distillation (arXiv 2306.08543): reverse KL to the teacher on the sampled tokens, as a policy gradient."""
+    """On-policy distillation (arXiv 2306.08543): reverse KL to the teacher on sampled tokens, as a policy gradient."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
     weight: float
