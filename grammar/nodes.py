@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlflow.diagnostics import SourceFile, Span
 
@@ -98,7 +99,58 @@ class Negate:
     span: Span
 
 
-Expr = Number | Quantity | String | Constant | Name | ListOf | Attribute | Call | Binary | Negate
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`operator` is one of == != < <= > >="""
+
+    operator: str
+    left: Expr
+    right: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Logic:
+    """`operator` is `and` or `or`"""
+
+    operator: str
+    left: Expr
+    right: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    operand: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Conditional:
+    """`then if condition else otherwise`"""
+
+    then: Expr
+    condition: Expr
+    otherwise: Expr
+    span: Span
+
+
+Expr = (
+    Number
+    | Quantity
+    | String
+    | Constant
+    | Name
+    | ListOf
+    | Attribute
+    | Call
+    | Binary
+    | Negate
+    | Compare
+    | Logic
+    | Not
+    | Conditional
+)
 
 # --- flow ----------------------------------------------------------------------------------------------------------
 
@@ -112,7 +164,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """`data|model|reward name = value`"""
+    """`data|model|reward|environment name = value`"""
 
     kind: str
     name: Ident
@@ -133,12 +185,22 @@ class CallStatement:
     span: Span
 
 
+@dataclass(frozen=True, slots=True)
+class If:
+    """`if condition { ... } else { ... }` or `else if ...`, of statements or of a flow's items."""
+
+    condition: Expr
+    then: tuple[Any, ...]
+    otherwise: tuple[Any, ...] | If | None
+    span: Span
+
+
 Statement = Assign | CallStatement
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    body: tuple[Statement, ...]
+    body: tuple[Statement | If, ...]
     span: Span
 
 
@@ -146,7 +208,7 @@ class Step:
 class Evaluate:
     name: Ident
     every: Expr | None
-    body: tuple[Statement, ...]
+    body: tuple[Statement | If, ...]
     span: Span
 
 
@@ -185,7 +247,7 @@ FlowItem = Declaration | Step | Evaluate | Allow | Stop | Save | Seed
 class Flow:
     name: Ident
     params: tuple[Param, ...]
-    items: tuple[FlowItem, ...]
+    items: tuple[FlowItem | If, ...]
     span: Span
 
 
@@ -272,11 +334,23 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
+class Import:
+    """`import "path"`"""
+
+    path: String
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One file."""
 
     file: SourceFile
-    items: tuple[Flow | Schedule | Cluster, ...]
+    items: tuple[Import | Flow | Schedule | Cluster, ...]
+
+    @property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(item for item in self.items if isinstance(item, Import))
 
     @property
     def flows(self) -> tuple[Flow, ...]:

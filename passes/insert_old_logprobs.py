@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rlflow.ir.flow import Edge, EdgeKind, Flow, Node, Stage
-from rlflow.ir.ops import Logprobs, PpoClip, Train
+from rlflow.ir.ops import Cispo, Gspo, Logprobs, PpoClip, Train
 from rlflow.ir.typesystem import Field, RowsType
 from rlflow.passes.base import Pass, PassContext
 
@@ -41,7 +41,7 @@ class InsertOldLogprobs(Pass):
     def _needs_old(self, flow: Flow, node: Node) -> bool:
         op = node.op
         assert isinstance(op, Train)
-        if PORT in flow.inputs(node.id) or not any(isinstance(term, PpoClip) for term in op.loss):
+        if PORT in flow.inputs(node.id) or not any(isinstance(term, PpoClip | Gspo | Cispo) for term in op.loss):
             return False
         samples = flow.nodes[flow.inputs(node.id)["samples"]].type
         assert isinstance(samples, RowsType)

@@ -5,11 +5,13 @@ Two decoders with one interface. `GenericDecoder` calls the model's own forward 
 twenty tensor operations per layer: on small models the time of a step is the number of calls, not their arithmetic.
 
 Life of a decoder: `refresh` (after weights changed) -> `prefill` -> `select` (repeat rows for a group) -> `step` ...
-with `select` again whenever finished rows are dropped.
+with `select` again whenever finished rows are dropped. In a conversation rows whose turn is over are put aside with
+`park`; `resume` goes on with them when they have more to read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -17,6 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
+
+from rlflow.backends.ray_runtime.generic_decoder import GenericDecoder, Parked, causal_mask, joined
+
+__all__ = ["Decoder", "DenseDecoder", "GenericDecoder", "Parked", "make_decoder"]
 
 _DENSE = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -44,6 +50,18 @@ class Decoder(Protocol):
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append one token per row, int64 [batch]; logits of the next one [batch, vocabulary]."""
 
+    def park(self, rows: torch.Tensor) -> Parked:
+        """A copy of some rows' cache, int64 [rows], to be given to `resume`."""
+
+    def resume(
+        self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
+    ) -> torch.Tensor:
+        """Go on with exactly the rows of `parked`, in their order; logits of the next token [rows, vocabulary].
+
+        Args: `ids` int64 [rows, width]: whole sequences, left-padded, of `lengths` tokens; all tokens before the last
+        `new` columns are in the rows' caches, and of those columns as many as the row was stepped through.
+        """
+
 
 def make_decoder(model: PreTrainedModel) -> Decoder:
     """The fastest decoder that computes exactly this model."""
@@ -60,45 +78,6 @@ def _is_dense(model: PreTrainedModel) -> bool:
         and model.model.rotary_emb.rope_type in _STATIC_ROPE
         and all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
     )
-
-
-class GenericDecoder:
-    """transformers' own forward, masks and cache."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    def refresh(self) -> None:
-        pass
-
-    def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
-        width = ids.shape[1]
-        self.mask = (torch.arange(width, device=ids.device) >= (width - lengths)[:, None]).long()
-        self.positions = lengths.clone()
-        self.cache = DynamicCache(config=self.model.config)
-        return self._forward(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))
-
-    def select(self, rows: torch.Tensor) -> None:
-        # reorder_cache rather than batch_select_indices: every kind of cache layer has it.
-        self.cache.reorder_cache(rows)
-        self.mask, self.positions = self.mask[rows], self.positions[rows]
-
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.mask = F.pad(self.mask, (0, 1), value=1)
-        logits = self._forward(tokens[:, None], self.positions[:, None])
-        self.positions = self.positions + 1
-        return logits
-
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        output = self.model(
-            input_ids=ids,
-            attention_mask=self.mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
 
 
 @dataclass(slots=True)
@@ -179,15 +158,41 @@ class DenseDecoder:
         mask = positions = None
         if self.padded:
             slots = torch.arange(width, device=ids.device)
-            real = slots >= self.pads[:, None]
-            positions = (slots - self.pads[:, None]).clamp(min=0)
-            # A padding slot sees itself: a row of the mask without any True would be NaN and spread.
-            itself = slots[:, None] == slots
-            mask = (((slots[:, None] >= slots) & real[:, None, :]) | itself)[:, None]
+            mask, positions = causal_mask(slots, self.pads), (slots - self.pads[:, None]).clamp(min=0)
+        return self._read(ids, mask, positions, DynamicCache(config=self.model.config), max_new)
+
+    def park(self, rows: torch.Tensor) -> Parked:
+        whole = [[tensor[:, :, : self.length] for tensor in tensors] for tensors in (self.keys, self.values)]
+        return Parked(whole[0], whole[1], self.pads).select(rows)
+
+    def resume(
+        self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
+    ) -> torch.Tensor:
+        width = ids.shape[1]
+        self.pads = width - lengths
+        self.padded = bool((self.pads > 0).any())
+        # A row with fewer new tokens computes its last old ones again: no row has a gap, all end at one position.
         cache = DynamicCache(config=self.model.config)
+        if new < width:
+            for index, (keys, values) in enumerate(joined(parked, self.pads, width - new)):
+                cache.update(keys, values, index)
+        slots = torch.arange(width, device=ids.device)
+        mask, positions = causal_mask(slots, self.pads), (slots - self.pads[:, None]).clamp(min=0)
+        return self._read(ids[:, width - new :], mask[:, :, width - new :], positions[:, width - new :], cache, max_new)
+
+    def _read(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        cache: DynamicCache,
+        max_new: int,
+    ) -> torch.Tensor:
+        """Many tokens at once behind what is in `cache`, through the model's own forward; its cache becomes ours."""
         hidden = self.body(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -1]
+        width: int = cache.layers[0].keys.shape[2]
         self.length = self.capacity = width
         self.total = width + max_new
         self.keys = [layer.keys for layer in cache.layers]

@@ -31,6 +31,7 @@ CODES: Final[dict[str, str]] = {
     "RLF1014": "not-trainable",
     "RLF1015": "no-training",
     "RLF1016": "same-weights",
+    "RLF1017": "kl-without-effect",
     # 2xxx placement, memory, resources
     "RLF2001": "does-not-divide",
     "RLF2002": "group-too-small",
@@ -57,11 +58,12 @@ CODES: Final[dict[str, str]] = {
     "RLF5013": "bad-model",
     "RLF5014": "bad-reward-function",
     "RLF5015": "bad-data",
+    "RLF5017": "environment-failed",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
 
-WARNINGS: Final[frozenset[str]] = frozenset({"RLF0006", "RLF0007", "RLF1013"})
+WARNINGS: Final[frozenset[str]] = frozenset({"RLF0006", "RLF0007", "RLF1013", "RLF1017"})
 """Codes that are warnings; all others are errors."""
 
 PAGES: Final = Path(__file__).with_name("pages")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlflow.diagnostics import Label, Span, did_you_mean, one_of
 from rlflow.frontend.constants import Poison, Qty, Reporter, Value, describe, evaluate
-from rlflow.frontend.signatures import (
+from rlflow.frontend.parameters import (
     MOST,
     REQUIRED,
     Accepts,

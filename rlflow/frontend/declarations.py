@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow.cluster import presets
 from rlflow.diagnostics import Label, did_you_mean
 from rlflow.frontend.bind import Bound, Scope, bind
 from rlflow.frontend.constants import Poison, Reporter
-from rlflow.frontend.signatures import DECLARATIONS, FUNCTIONS, ON_ERRORS, OnError, Parameter, Reference
+from rlflow.frontend.parameters import OnError, Parameter, Reference
+from rlflow.frontend.signatures import DECLARATIONS, FUNCTIONS, ON_ERRORS
 from rlflow.grammar import nodes
 from rlflow.ir import ops
-from rlflow.ir.flow import Data, Model, Reward
+from rlflow.ir.flow import Data, Environment, Model, Reward
 
 
 class Declarations:
@@ -27,6 +30,7 @@ class Declarations:
         self.data: dict[str, Data] = {}
         self.models: dict[str, Model] = {}
         self.rewards: dict[str, Reward] = {}
+        self.environments: dict[str, Environment] = {}
         self.poisoned: dict[str, str] = {}
         """Name to kind of declarations with errors; using them is not reported again."""
         self.reward_files: list[Path] = []
@@ -36,7 +40,13 @@ class Declarations:
     def kind_of(self, name: str) -> str | None:
         """data, model or reward; None for an unknown name."""
         if name in self._spans:
-            for kind, table in (("data", self.data), ("model", self.models), ("reward", self.rewards)):
+            tables: dict[str, Mapping[str, object]] = {
+                "data": self.data,
+                "model": self.models,
+                "reward": self.rewards,
+                "environment": self.environments,
+            }
+            for kind, table in tables.items():
                 if name in table:
                     return kind
             return self.poisoned.get(name)
@@ -90,13 +100,22 @@ class Declarations:
             self.data[name] = Data(name, self._data(word, bound), span)
         elif kind == "model":
             source = self._model(word, bound)
-            self.models[name] = Model(name, source, not isinstance(source, ops.FrozenModel), span)
+            self.models[name] = Model(name, source, not isinstance(source, ops.FrozenModel | ops.RewardModel), span)
+        elif kind == "environment":
+            self._check_python(bound, "target", "Class")
+            self.environments[name] = Environment(
+                name, ops.PythonEnvironment(target=bound["target"], timeout_us=bound["timeout"]), span
+            )
         else:
             self.rewards[name] = Reward(name, self._reward(word, bound), span)
 
     def _special(self, parameter: Parameter, expr: nodes.Expr) -> Any:
         if isinstance(parameter.accepts, OnError):
             return self._retries(expr)
+        return self.reference(parameter, expr)
+
+    def reference(self, parameter: Parameter, expr: nodes.Expr) -> str:
+        """The declared name that an argument gives; raises Poison after reporting."""
         assert isinstance(parameter.accepts, Reference)
         kind = parameter.accepts.kind
         if not isinstance(expr, nodes.Name):
@@ -180,8 +199,15 @@ class Declarations:
             )
 
     def _model(self, word: str, bound: Bound) -> ops.ModelSource:
-        if word == "frozen":
-            return ops.FrozenModel(of=bound["of"])
+        if word in ("frozen", "value"):
+            return self._derived(word, bound)
+        if word == "preset":
+            if bound["name"] not in presets.model_names():
+                label = Label(bound.spans["name"])
+                raise self._report.unknown("model preset", bound["name"], label, list(presets.model_names()))
+            return ops.PresetModel(name=bound["name"])
+        if word == "reward_model":
+            return ops.RewardModel(path=bound["path"], compute=bound["compute"])
         if word == "hf":
             return ops.HfModel(path=bound["path"], compute=bound["compute"])
         values = dict(bound.values)
@@ -203,6 +229,18 @@ class Declarations:
                 help=(f"`hidden` must be a multiple of {2 * values['heads']}",),
             )
         return ops.TinyModel(**values)
+
+    def _derived(self, word: str, bound: Bound) -> ops.ModelSource:
+        """`frozen(model)` or `value(model)`"""
+        of: str = bound["of"]
+        source = self.models[of].source
+        if isinstance(source, ops.RewardModel | ops.ValueModel) and word == "value":
+            raise self._report.error(
+                "RLF1007", f"`{of}` is no language model to start a value model from", Label(bound.spans["of"])
+            )
+        if isinstance(source, ops.RewardModel):
+            raise self._report.error("RLF1007", f"`{of}` is never trained: it needs no copy", Label(bound.spans["of"]))
+        return ops.FrozenModel(of=of) if word == "frozen" else ops.ValueModel(of=of)
 
     def _check_alphabet(self, bound: Bound) -> None:
         alphabet: str = bound["alphabet"]
@@ -227,16 +265,16 @@ class Declarations:
                     help=('write a reward function: `python("rewards:name")`',),
                 )
             return ops.DatasetScorer(data=data.name, timeout_us=timeout, retries=retries)
-        self._check_function(bound)
+        self._check_python(bound, "function", "function")
         return ops.PythonReward(function=bound["function"], timeout_us=timeout, retries=retries)
 
-    def _check_function(self, bound: Bound) -> None:
-        """Find the function without importing the module: user code runs only in a run."""
-        text: str = bound["function"]
-        label = Label(bound.spans["function"])
+    def _check_python(self, bound: Bound, argument: str, what: str) -> None:
+        """Find the name without importing the module: user code runs only in a run."""
+        text: str = bound[argument]
+        label = Label(bound.spans[argument])
         module, colon, function = text.partition(":")
         if not colon or not module or not function:
-            raise self._report.error("RLF1007", f"`{text}` is not `module:function`", label)
+            raise self._report.error("RLF1007", f"`{text}` is not `module:{what}`", label)
         if self._base_dir is None:
             return
         path = self._base_dir / (module.replace(".", "/") + ".py")

@@ -8,7 +8,8 @@ from typing import Any
 from rlflow.diagnostics import Label
 from rlflow.frontend.bind import Scope, bind
 from rlflow.frontend.constants import LARGEST, Poison, Qty, Reporter, describe, evaluate, is_constant
-from rlflow.frontend.signatures import LOSSES, OPTIMIZERS, Parameter
+from rlflow.frontend.parameters import Parameter
+from rlflow.frontend.signatures import LOSSES, OPTIMIZERS
 from rlflow.grammar import nodes
 from rlflow.ir import ops
 
@@ -39,9 +40,9 @@ def _summands(expr: nodes.Expr, weight: float, scope: Scope, report: Reporter) -
         case nodes.Negate():
             yield from _summands(expr.operand, -weight, scope, report)
         case nodes.Binary(operator="*") if is_constant(expr.left, scope.constants):
-            yield from _summands(expr.right, weight * _factor(expr.left, scope, report), scope, report)
+            yield from _summands(expr.right, weight * plain_number(expr.left, scope, report), scope, report)
         case nodes.Binary(operator="*" | "/") if is_constant(expr.right, scope.constants):
-            factor = _factor(expr.right, scope, report)
+            factor = plain_number(expr.right, scope, report)
             if expr.operator == "/" and factor == 0:
                 raise report.error("RLF1010", "division by zero", Label(expr.right.span))
             yield from _summands(expr.left, weight * factor if expr.operator == "*" else weight / factor, scope, report)
@@ -53,12 +54,10 @@ def _summands(expr: nodes.Expr, weight: float, scope: Scope, report: Reporter) -
             )
 
 
-def _factor(expr: nodes.Expr, scope: Scope, report: Reporter) -> float:
+def plain_number(expr: nodes.Expr, scope: Scope, report: Reporter) -> float:
     value = evaluate(expr, scope.constants, report)
     if not isinstance(value, Qty) or value.dimension is not None:
-        raise report.error(
-            "RLF1005", "the factor of a loss term is a plain number", Label(expr.span, f"this is {describe(value)}")
-        )
+        raise report.error("RLF1005", "a factor is a plain number", Label(expr.span, f"this is {describe(value)}"))
     return float(value.number)
 
 
@@ -68,12 +67,18 @@ def _term(call: nodes.Call, weight: float, scope: Scope, report: Reporter) -> op
     if word not in LOSSES:
         raise report.unknown("loss term", word, Label(call.function.span), sorted(LOSSES))
     bound = bind(call, LOSSES[word], scope, report, _no_special)
-    if word == "kl":
-        return ops.Kl(weight=weight, estimator=bound["estimator"])
-    if word == "entropy":
-        return ops.Entropy(weight=weight)
-    low = bound["low"]
-    return ops.PpoClip(weight=weight, clip_low=low, clip_high=low if bound["high"] is None else bound["high"])
+    if word == "kl" and bound["estimator"] == "k1" and weight != 0:
+        report.warning(
+            "RLF1017",
+            "`kl(k1)` as a loss ignores the reference: its expected gradient is zero",
+            Label(call.span),
+            help=("use `kl(k3)` or `kl(k2)`; k1 belongs into the reward: `kl_reward(...)`",),
+        )
+    values = dict(bound.values)
+    if "low" in values:
+        low, high = values.pop("low"), values.pop("high")
+        values |= {"clip_low": low, "clip_high": low if high is None else high}
+    return ops.LOSSES[word](weight=weight, **values)
 
 
 def optimizer(expr: nodes.Expr, scope: Scope, report: Reporter) -> ops.AdamW:

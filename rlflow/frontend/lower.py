@@ -13,8 +13,8 @@ from rlflow.frontend.bind import Scope, convert
 from rlflow.frontend.constants import Poison, Qty, Reporter, Value, describe, evaluate
 from rlflow.frontend.declarations import Declarations
 from rlflow.frontend.overrides import apply_overrides
+from rlflow.frontend.parameters import Count, Whole
 from rlflow.frontend.schedules import choose, permitted_staleness
-from rlflow.frontend.signatures import Count, Whole
 from rlflow.frontend.steps import Block
 from rlflow.grammar import nodes
 from rlflow.ir.flow import STEP, Evaluation, Flow, Model, Node, Reward, Stage
@@ -125,8 +125,8 @@ def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | Non
     declared = Declarations(scope, report, base_dir)
     declarations = [item for item in tree.items if isinstance(item, nodes.Declaration)]
     # References may point forward: a frozen copy needs its model, a scorer its data.
-    order = {"data": 0, "model": 1, "reward": 2}
-    for declaration in sorted(declarations, key=lambda d: (order[d.kind], _is_frozen(d))):
+    order = {"data": 0, "model": 1, "reward": 2, "environment": 3}
+    for declaration in sorted(declarations, key=lambda d: (order[d.kind], _depth(d, declarations))):
         declared.add(declaration)
     step = _single(tree, nodes.Step, "step", report)
     if step is None:
@@ -183,6 +183,11 @@ def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | Non
         data={d.name.text: declared.data[d.name.text] for d in declarations if d.name.text in declared.data},
         models={d.name.text: declared.models[d.name.text] for d in declarations if d.name.text in declared.models},
         rewards={d.name.text: declared.rewards[d.name.text] for d in declarations if d.name.text in declared.rewards},
+        environments={
+            d.name.text: declared.environments[d.name.text]
+            for d in declarations
+            if d.name.text in declared.environments
+        },
         nodes=all_nodes,
         edges=tuple(all_edges),
         evaluations=tuple(evaluations.values()),
@@ -197,9 +202,16 @@ def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | Non
     return declared, flow
 
 
-def _is_frozen(declaration: nodes.Declaration) -> bool:
-    value = declaration.value
-    return isinstance(value, nodes.Call) and isinstance(value.function, nodes.Name) and value.function.id == "frozen"
+def _depth(declaration: nodes.Declaration, all_of_them: list[nodes.Declaration]) -> int:
+    """How many models this one is derived from, in a chain: `frozen(value(actor))` would be 2. A cycle ends the count."""
+    models = {d.name.text: d.value for d in all_of_them if d.kind == "model"}
+    depth, value = 0, declaration.value
+    while depth <= len(models) and isinstance(value, nodes.Call) and isinstance(value.function, nodes.Name):
+        of = value.arguments[0].value if value.arguments else None
+        if value.function.id not in ("frozen", "value") or not isinstance(of, nodes.Name) or of.id not in models:
+            break
+        depth, value = depth + 1, models[of.id]
+    return depth
 
 
 def _head(span: Span) -> Span:
@@ -265,7 +277,7 @@ def _warn_unused(declared: Declarations, all_nodes: dict[str, Node], report: Rep
     used: set[str] = set()
     for node in all_nodes.values():
         op = node.op
-        used |= {getattr(op, key) for key in ("data", "model", "reward") if getattr(op, key, None)}
+        used |= {getattr(op, key) for key in ("data", "model", "reward", "environment") if getattr(op, key, None)}
     sources: list[Model | Reward] = [*declared.models.values(), *declared.rewards.values()]
     for source in sources:
         if source.name in used:

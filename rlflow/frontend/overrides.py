@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from rlflow.diagnostics import CompileError, Diagnostic, Label, SourceFile, Span, did_you_mean
 from rlflow.frontend.constants import Poison, Reporter
+from rlflow.frontend.parameters import Parameter, Signature, Text
 from rlflow.frontend.signatures import (
     DECLARATIONS,
     FUNCTIONS,
@@ -20,9 +21,6 @@ from rlflow.frontend.signatures import (
     ON_ERRORS,
     OPTIMIZERS,
     REWARD_CALL,
-    Parameter,
-    Signature,
-    Text,
 )
 from rlflow.grammar import nodes
 from rlflow.grammar.parse import parse_expression

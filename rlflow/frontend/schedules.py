@@ -20,7 +20,8 @@ from rlflow.cluster.spec import (
 from rlflow.diagnostics import Label, Span, one_of
 from rlflow.frontend.bind import Scope, bind, convert
 from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate
-from rlflow.frontend.signatures import CORRECTIONS, Count, Parameter, Whole
+from rlflow.frontend.parameters import Count, Parameter, Whole
+from rlflow.frontend.signatures import CORRECTIONS
 from rlflow.frontend.units import EXAMPLES
 from rlflow.grammar import nodes
 from rlflow.ir.flow import STEP, Flow, reads_model

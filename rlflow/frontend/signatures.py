@@ -2,153 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-
-class _Required:
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = _Required()
-MOST = 2**63 - 1
-"""The largest whole number that a plan's readers can be expected to hold."""
-
-# --- what a parameter accepts ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A string."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """true or false"""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A plain whole number within bounds."""
-
-    least: int = 0
-    most: int = MOST
-
-
-@dataclass(frozen=True, slots=True)
-class Real:
-    """A plain number within bounds; `open_least` excludes the lower bound."""
-
-    least: float | None = None
-    most: float | None = None
-    open_least: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A whole number of something, written with its unit."""
-
-    unit: str
-    least: int = 1
-    most: int = MOST
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A time, above zero."""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """One of a few words."""
-
-    choices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A value of the step: rows of prompts or of samples."""
-
-    row: str
-
-
-@dataclass(frozen=True, slots=True)
-class PerRow:
-    """A value of the step: one number per sample, such as a score."""
-
-
-@dataclass(frozen=True, slots=True)
-class PerToken:
-    """A value of the step: one number per response token, such as log-probabilities."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A sum of loss terms, each with an optional factor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """A call of an optimizer."""
-
-
-@dataclass(frozen=True, slots=True)
-class OnError:
-    """`fail` or `retry(times)`"""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The name of a declaration of this kind."""
-
-    kind: str
-
-
-Accepts = (
-    Text
-    | Flag
-    | Whole
-    | Real
-    | Count
-    | Duration
-    | Word
-    | Rows
-    | PerRow
-    | PerToken
-    | Loss
-    | Optimizer
-    | OnError
-    | Reference
+from rlflow.frontend.parameters import (
+    REQUIRED,
+    Column,
+    Count,
+    Duration,
+    Flag,
+    Loss,
+    OnError,
+    Optimizer,
+    Parameter,
+    PerRow,
+    PerToken,
+    Real,
+    Reference,
+    Rows,
+    Signature,
+    Text,
+    Whole,
+    Word,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """`default` is REQUIRED, or what stands when the argument is left out (in base units)."""
-
-    name: str
-    accepts: Accepts
-    default: object
-    doc: str
-    optional: bool = False
-    """Whether `none` is accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    name: str
-    parameters: tuple[Parameter, ...]
-    doc: str
-    extra: bool = False
-    """Whether further keyword arguments with constant values are passed on."""
-    names: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", frozenset(p.name for p in self.parameters))
-
-    def parameter(self, name: str) -> Parameter | None:
-        return next((p for p in self.parameters if p.name == name), None)
-
 
 P = Parameter
 
@@ -207,6 +80,21 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
             ),
             "a small random model made on the fly, for tests and first steps",
         ),
+        "preset": Signature(
+            "preset",
+            (P("name", Text(), REQUIRED, "an architecture that ships with rlflow, such as qwen3_8b"),),
+            "an architecture without weights, to compile and simulate",
+        ),
+        "value": Signature(
+            "value",
+            (P("of", Reference("model"), REQUIRED, "model whose first weights it starts from"),),
+            "a value model (critic): a scalar head on another model's first weights",
+        ),
+        "reward_model": Signature(
+            "reward_model",
+            (P("path", Text(), REQUIRED, "sequence-classification checkpoint with one output"), _COMPUTE),
+            "a trained reward model",
+        ),
         "frozen": Signature(
             "frozen",
             (P("of", Reference("model"), REQUIRED, "model whose first weights are kept"),),
@@ -227,7 +115,19 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
     },
 }
 
+DECLARATIONS["environment"] = {
+    "python": Signature(
+        "python",
+        (
+            P("target", Text(), REQUIRED, "module:Class, beside this file or installed"),
+            P("timeout", Duration(), 15_000_000, "limit per call"),
+        ),
+        "a Python class with `step(text)`, made anew for every sample",
+    )
+}
+
 _SAMPLES = P("samples", Rows("sample"), REQUIRED, "the samples")
+_SCORES = P("scores", PerRow(), REQUIRED, "rewards")
 
 METHODS: dict[str, dict[str, Signature]] = {
     "data": {
@@ -246,23 +146,36 @@ METHODS: dict[str, dict[str, Signature]] = {
                 P("temperature", Real(0), 1.0, "0 = greedy"),
                 P("top_p", Real(0, 1, open_least=True), 1.0, "nucleus sampling"),
                 P("top_k", Whole(0), 0, "0 = all tokens"),
+                P("environment", Reference("environment"), None, "answers after every turn", optional=True),
+                P("turns", Whole(1), 1, "turns of the model at most"),
             ),
             "sample responses",
         ),
         "logprobs": Signature("logprobs", (_SAMPLES,), "log-probability of every response token under this model"),
+        "values": Signature("values", (_SAMPLES,), "a value model's estimate before every response token"),
+        "score": Signature("score", (_SAMPLES,), "a reward model's score of every sample"),
         "train": Signature(
             "train",
             (
                 _SAMPLES,
-                P("advantages", PerRow(), REQUIRED, "one advantage per sample"),
-                P("reference", PerToken(), None, "log-probabilities under the reference, for a kl term", optional=True),
+                P("advantages", Column(), None, "one advantage per sample or per token", optional=True),
+                P(
+                    "reference",
+                    PerToken(),
+                    None,
+                    "log-probabilities under the reference (kl, dpo)",
+                    optional=True,
+                ),
+                P("teacher", PerToken(), None, "log-probabilities under the teacher (distill)", optional=True),
+                P("returns", PerToken(), None, "what a value model learns (value_clip)", optional=True),
+                P("values", PerToken(), None, "its estimates before the update (value_clip)", optional=True),
                 P("loss", Loss(), REQUIRED, "sum of terms such as ppo_clip(0.2) + 0.001 * kl(k3)"),
                 P("optimizer", Optimizer(), REQUIRED, "such as adamw(lr = 1e-6)"),
                 P("minibatch", Count("samples"), None, "samples per optimizer update; default: the whole batch"),
                 P("epochs", Whole(1), 1, "passes over the batch"),
                 P(
                     "aggregate",
-                    Word(("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")),
+                    Word(("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum")),
                     "token_mean",
                     "how per-token losses become one number, over the whole mini-batch",
                 ),
@@ -274,33 +187,140 @@ METHODS: dict[str, dict[str, Signature]] = {
     },
 }
 
+_GAMMA = P("gamma", Real(0, 1), 1.0, "discount per token")
+_LAM = P("lam", Real(0, 1), 0.95, "0 = one step, 1 = the whole response")
+_REWARDS = P("rewards", Column(), REQUIRED, "rewards, per sample (then at the last token) or per token")
+_VALUES = P("values", PerToken(), REQUIRED, "the value model's estimates")
+
 FUNCTIONS: dict[str, Signature] = {
-    "group_normalize": Signature(
-        "group_normalize",
-        (
-            P("scores", PerRow(), REQUIRED, "rewards"),
-            P("std", Flag(), True, "divide by the group's standard deviation"),
-            P("epsilon", Real(0), 1e-6, "added to the standard deviation"),
+    signature.name: signature
+    for signature in (
+        Signature(
+            "group_normalize",
+            (
+                _SCORES,
+                P("std", Flag(), True, "divide by the group's standard deviation"),
+                P("epsilon", Real(0), 1e-6, "added to the standard deviation"),
+            ),
+            "reward minus the mean of its group, over the group's standard deviation",
         ),
-        "reward minus the mean of its group, over the group's standard deviation",
-    ),
+        Signature("rloo", (_SCORES,), "reward minus the mean of the other samples of its group"),
+        Signature(
+            "reinforce_pp",
+            (_SCORES, P("baseline", Flag(), False, "take the group's mean off first")),
+            "rewards whitened over the whole batch (REINFORCE++)",
+        ),
+        Signature(
+            "remax",
+            (_SCORES, P("baseline", PerRow(), REQUIRED, "the reward of the prompt's greedy response")),
+            "reward minus that of the greedy response",
+        ),
+        Signature(
+            "kl_reward",
+            (
+                _SCORES,
+                _SAMPLES,
+                P("reference", PerToken(), REQUIRED, "log-probabilities under the reference"),
+                P("weight", Real(0), REQUIRED, "factor of the KL penalty"),
+            ),
+            "per-token reward: the score at the last token, minus a KL penalty on every token",
+        ),
+        Signature(
+            "gae",
+            (_REWARDS, _VALUES, _GAMMA, _LAM, P("whiten", Flag(), True, "mean 0 and deviation 1 over the batch")),
+            "generalised advantage estimation",
+        ),
+        Signature("returns", (_REWARDS, _VALUES, _GAMMA, _LAM), "advantage plus value: what a value model learns"),
+        Signature(
+            "overlong",
+            (
+                _SAMPLES,
+                P("limit", Count("tokens"), None, "default: the `max_new` that sampled them", optional=True),
+                P("buffer", Count("tokens"), REQUIRED, "how long before the limit the penalty begins"),
+            ),
+            "length penalty: 0 up to limit - buffer, falling to -1 at the limit",
+        ),
+        Signature(
+            "best_of",
+            (
+                _SAMPLES,
+                _SCORES,
+                P("keep", Whole(1), 1, "samples per prompt"),
+                P("at_least", Real(), None, "leave out samples that score less", optional=True),
+            ),
+            "the best samples of every prompt, with their `score`",
+        ),
+        Signature(
+            "best_worst",
+            (_SAMPLES, _SCORES),
+            "pairs of the best and the worst sample of every prompt; prompts with equal scores are left out",
+        ),
+        Signature(
+            "mixed_groups",
+            (
+                _SAMPLES,
+                _SCORES,
+                P("refill", Whole(0, 1000), 0, "times to sample further prompts while groups are too few"),
+                P(
+                    "on_short",
+                    Word(("error", "train")),
+                    None,
+                    "when they still are too few; default: error with a refill, else train on what is there",
+                    optional=True,
+                ),
+            ),
+            "the groups whose samples do not all score the same, with their `score` (dynamic sampling)",
+        ),
+    )
 }
 
 REWARD_CALL = Signature("reward", (_SAMPLES,), "score the samples")
 
+_LOW = P("low", Real(0, open_least=True), 0.2, "the ratio is clipped below 1 - low")
+_HIGH = P("high", Real(0, open_least=True), None, "and above 1 + high; default: low", optional=True)
+
 LOSSES: dict[str, Signature] = {
-    "ppo_clip": Signature(
-        "ppo_clip",
-        (
-            P("low", Real(0, open_least=True), 0.2, "the ratio is clipped below 1 - low"),
-            P("high", Real(0, open_least=True), None, "and above 1 + high; default: low"),
+    signature.name: signature
+    for signature in (
+        Signature(
+            "ppo_clip",
+            (
+                _LOW,
+                _HIGH,
+                P("dual", Real(1, open_least=True), None, "bound at negative advantages (dual clip)", optional=True),
+            ),
+            "clipped policy gradient",
         ),
-        "clipped policy gradient",
-    ),
-    "kl": Signature(
-        "kl", (P("estimator", Word(("k1", "k2", "k3")), "k3", "estimator"),), "divergence from the reference"
-    ),
-    "entropy": Signature("entropy", (), "entropy of the policy; give it a negative factor to encourage it"),
+        Signature("gspo", (_LOW, _HIGH), "clipped policy gradient with the ratio of whole responses"),
+        Signature(
+            "cispo",
+            (
+                P("high", Real(0, open_least=True), 0.2, "the ratio's weight is clipped above 1 + high"),
+                P("low", Real(0, open_least=True), None, "and below 1 - low; default: no bound", optional=True),
+            ),
+            "policy gradient weighted with the clipped ratio",
+        ),
+        Signature("reinforce", (), "plain policy gradient"),
+        Signature(
+            "kl", (P("estimator", Word(("k1", "k2", "k3")), "k3", "estimator"),), "divergence from the reference"
+        ),
+        Signature("entropy", (), "entropy of the policy; give it a negative factor to encourage it"),
+        Signature(
+            "value_clip",
+            (P("clip", Real(0, open_least=True), 0.2, "bound of a change; none = no bound", optional=True),),
+            "squared error of a value model against the returns",
+        ),
+        Signature("nll", (), "negative log-likelihood of the samples (supervised fine-tuning)"),
+        Signature(
+            "dpo",
+            (
+                P("beta", Real(0, open_least=True), 0.1, "strength of the pull to the reference"),
+                P("label_smoothing", Real(0, 0.5), 0.0, "share of pairs taken to be the wrong way round"),
+            ),
+            "direct preference optimisation on pairs of best_worst",
+        ),
+        Signature("distill", (), "reverse KL to the teacher on the sampled tokens"),
+    )
 }
 
 OPTIMIZERS: dict[str, Signature] = {

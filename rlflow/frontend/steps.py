@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlflow.diagnostics import Label, Span
-from rlflow.frontend.bind import Bound, Scope, bind
-from rlflow.frontend.constants import Poison, Reporter
-from rlflow.frontend.declarations import Declarations, nearest_divisors, nearest_multiples
-from rlflow.frontend.losses import loss_terms, optimizer
-from rlflow.frontend.signatures import (
-    FUNCTIONS,
-    METHODS,
-    REWARD_CALL,
+from rlflow.frontend.bind import Scope, bind
+from rlflow.frontend.constants import Poison, Reporter, is_constant
+from rlflow.frontend.declarations import Declarations
+from rlflow.frontend.losses import loss_terms, optimizer, plain_number
+from rlflow.frontend.parameters import (
+    Column,
     Loss,
     Optimizer,
     Parameter,
     PerRow,
     PerToken,
+    Reference,
     Rows,
     Signature,
 )
+from rlflow.frontend.signatures import FUNCTIONS, METHODS, REWARD_CALL
+from rlflow.frontend.stages import STAGES, StageContext, check_stage_of_model, column, in_words, wanted
 from rlflow.grammar import nodes
 from rlflow.ir import ops
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Node
-from rlflow.ir.typesystem import PROMPT_FIELDS, SAMPLE_FIELDS, Field, RowsType, WeightsType
+from rlflow.ir.typesystem import RowsType
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Block:
             name = statement.name if isinstance(statement, nodes.Assign) else None
             node: Node | None
             try:
-                node = self._call(statement.value, name)
+                node = self._value(statement.value, name)
             except Poison:
                 node = None
             if name is not None:
@@ -76,7 +76,8 @@ class Block:
 
     def _ends(self, op: ops.Op) -> bool:
         """Whether the block may end in this stage: its result needs no reader."""
-        return isinstance(op, ops.Train) or (isinstance(op, ops.Score) and self._phase != STEP)
+        scores = isinstance(op, ops.Score | ops.ModelScore | ops.Combine)
+        return isinstance(op, ops.Train) or (scores and self._phase != STEP)
 
     def _define(self, name: nodes.Ident, node: Node | None) -> None:
         if name.text in self._values:
@@ -106,13 +107,20 @@ class Block:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def _call(self, expr: nodes.Expr, name: nodes.Ident | None) -> Node:
-        if not isinstance(expr, nodes.Call):
-            if isinstance(expr, nodes.Name):
+    def _value(self, expr: nodes.Expr, name: nodes.Ident | None) -> Node:
+        """The node an expression of the block stands for: a call, a name, a field, or a sum of columns."""
+        match expr:
+            case nodes.Call():
+                return self._call(expr, name)
+            case nodes.Name():
                 return self._look_up(expr)
-            raise self._report.error(
-                "RLF1007", "a step is made of calls such as `actor.generate(...)`", Label(expr.span)
-            )
+            case nodes.Attribute(base=nodes.Name() as base) if base.id in self._values:
+                return self._field(expr, self._look_up(base), name)
+            case nodes.Binary() | nodes.Negate() if not is_constant(expr, self._scope.constants):
+                return self._sum(expr, name)
+        raise self._report.error("RLF1007", "a step is made of calls such as `actor.generate(...)`", Label(expr.span))
+
+    def _call(self, expr: nodes.Call, name: nodes.Ident | None) -> Node:
         function = expr.function
         if isinstance(function, nodes.Attribute) and isinstance(function.base, nodes.Name):
             return self._method(expr, function.base, function.name, name)
@@ -122,13 +130,16 @@ class Block:
         if kind == "reward":
             if function.id in self._declared.poisoned:
                 raise Poison()
-            return self._build(expr, REWARD_CALL, name, function.id, lambda b, i: self._score(function.id, b, i))
+            return self._build(expr, REWARD_CALL, name, function.id, function.id)
         if function.id in FUNCTIONS:
-            return self._build(expr, FUNCTIONS[function.id], name, function.id, self._group_normalize)
+            return self._build(expr, FUNCTIONS[function.id], name, function.id, "")
         if kind is not None:
-            methods = " or ".join(f"`{function.id}.{m}(...)`" for m in METHODS[kind])
+            methods = " or ".join(f"`{function.id}.{m}(...)`" for m in METHODS.get(kind, ()))
             raise self._report.error(
-                "RLF1007", f"`{function.id}` is a {kind} and cannot be called", Label(function.span), help=(methods,)
+                "RLF1007",
+                f"`{function.id}` is a {kind} and cannot be called",
+                Label(function.span),
+                help=(methods,) if methods else (),
             )
         candidates = sorted(FUNCTIONS) + self._declared.names("reward")
         raise self._report.unknown("function", function.id, Label(function.span), candidates)
@@ -144,40 +155,126 @@ class Block:
             raise self._report.unknown(f"stage of {kind} `{owner}`:", method.text, Label(method.span), sorted(table))
         if owner in self._declared.poisoned:
             raise Poison()
-        build: dict[str, Callable[[Bound, str], tuple[ops.Op, RowsType | WeightsType]]] = {
-            "take": lambda b, i: self._take(owner, b["count"], i),
-            "all": lambda b, i: self._take(owner, None, i),
-            "generate": lambda b, i: self._generate(owner, b, i),
-            "logprobs": lambda b, i: self._logprobs(owner, b, i),
-            "train": lambda b, i: self._train(owner, base.span, b, i),
-        }
-        return self._build(call, table[method.text], name, f"{owner}.{method.text}", build[method.text])
+        if kind == "model":
+            check_stage_of_model(self._declared.models[owner], method, self._report)
+        return self._build(call, table[method.text], name, f"{owner}.{method.text}", owner)
 
     def _build(
-        self,
-        call: nodes.Call,
-        signature: Signature,
-        name: nodes.Ident | None,
-        fallback: str,
-        make: Callable[[Bound, str], tuple[ops.Op, RowsType | WeightsType]],
+        self, call: nodes.Call, signature: Signature, name: nodes.Ident | None, fallback: str, owner: str
     ) -> Node:
         bound = bind(call, signature, self._scope, self._report, self._special)
+        node_id = self._new_id(name, fallback)
+        op, type_ = STAGES[signature.name](self._stage_context(call, owner), bound, node_id)
+        node = self._add(Node(node_id, op, type_, call.span, self._phase))
+        for parameter in signature.parameters:
+            value = bound.values.get(parameter.name)
+            if isinstance(value, Node):
+                self._connect(value, node_id, parameter.name, bound.spans[parameter.name])
+        return node
+
+    def _stage_context(self, call: nodes.Call, owner: str) -> StageContext:
+        owner_span = call.function.base.span if isinstance(call.function, nodes.Attribute) else call.function.span
+        return StageContext(self._declared, self._report, self.nodes, self.edges, self._phase, owner, owner_span)
+
+    def _new_id(self, name: nodes.Ident | None, fallback: str) -> str:
         prefix = "" if self._phase == STEP else f"{self._phase}."
         node_id = prefix + (name.text if name is not None else fallback)
         number = 2
         while node_id in self.nodes:
             node_id = f"{prefix}{fallback}.{number}"
             number += 1
-        op, type_ = make(bound, node_id)
-        node = Node(node_id, op, type_, call.span, self._phase)
-        self.nodes[node_id] = node
-        for parameter in signature.parameters:
-            value = bound.values.get(parameter.name)
-            if isinstance(value, Node):
-                self.edges.append(
-                    Edge(value.id, node_id, EdgeKind.DATA, parameter.name, span=bound.spans[parameter.name])
-                )
+        return node_id
+
+    def _add(self, node: Node) -> Node:
+        self.nodes[node.id] = node
         return node
+
+    def _connect(self, source: Node, target: str, port: str, span: Span) -> None:
+        self.edges.append(Edge(source.id, target, EdgeKind.DATA, port, span=span))
+
+    def _field(self, expr: nodes.Attribute, rows: Node, name: nodes.Ident | None) -> Node:
+        """`rows.field`"""
+        if not isinstance(rows.type, RowsType) or rows.type.is_column:
+            raise self._report.error(
+                "RLF1007", f"only rows have fields, and this is {in_words(rows.type)}", Label(expr.span)
+            )
+        field = rows.type.field(expr.name.text)
+        if field is None:
+            known = [f.name for f in rows.type.fields]
+            raise self._report.unknown("field", expr.name.text, Label(expr.name.span), known, code="RLF1008")
+        if field.dtype != "f32":
+            raise self._report.error(
+                "RLF1007",
+                f"`{field.name}` holds {field.dtype} values and is no column to compute with",
+                Label(expr.span),
+            )
+        node_id = self._new_id(name, f"{rows.id}.{field.name}")
+        node = Node(node_id, ops.FieldOf(field=field.name), column(rows, field), expr.span, self._phase)
+        self._connect(rows, node_id, "rows", expr.span)
+        return self._add(node)
+
+    def _sum(self, expr: nodes.Expr, name: nodes.Ident | None) -> Node:
+        """`0.8 * exact(samples) + 0.2 * format(samples)`: a weighted sum of columns of the same rows."""
+        parts, constant = self._linear(expr, 1.0)
+        first, first_span = parts[0][1], parts[0][2]
+        for _, part, span in parts:
+            if not (isinstance(part.type, RowsType) and part.type.is_column):
+                raise self._report.error(
+                    "RLF1007", f"only columns can be added, and this is {in_words(part.type)}", Label(span)
+                )
+            assert isinstance(first.type, RowsType)
+            if part.type.fields[0].per != first.type.fields[0].per:
+                raise self._report.error(
+                    "RLF1007",
+                    f"cannot add {in_words(first.type)} and {in_words(part.type)}",
+                    Label(span),
+                    Label(first_span, "the first", primary=False),
+                )
+            if part.type.origin != first.type.origin:
+                raise self._report.error(
+                    "RLF1009",
+                    "these columns were computed on different rows",
+                    Label(span, f"from `{part.type.origin}`"),
+                    Label(first_span, f"from `{first.type.origin}`", primary=False),
+                )
+        assert isinstance(first.type, RowsType)
+        node_id = self._new_id(name, "sum")
+        op = ops.Combine(weights=tuple(weight for weight, _, _ in parts), constant=constant)
+        node = Node(node_id, op, column(first, first.type.fields[0]), expr.span, self._phase)
+        for index, (_, part, span) in enumerate(parts):
+            self._connect(part, node_id, f"c{index}", span)
+        return self._add(node)
+
+    def _linear(self, expr: nodes.Expr, weight: float) -> tuple[list[tuple[float, Node, Span]], float]:
+        """The (weight, column, place) terms of a sum and its constant. The walk keeps its own stack."""
+        parts: list[tuple[float, Node, Span]] = []
+        constant = 0.0
+        stack = [(expr, weight)]
+        while stack:
+            item, factor = stack.pop()
+            if is_constant(item, self._scope.constants):
+                constant += factor * plain_number(item, self._scope, self._report)
+                continue
+            match item:
+                case nodes.Negate():
+                    stack.append((item.operand, -factor))
+                case nodes.Binary(operator="+" | "-"):
+                    stack.append((item.right, factor if item.operator == "+" else -factor))
+                    stack.append((item.left, factor))
+                case nodes.Binary(operator="*") if is_constant(item.left, self._scope.constants):
+                    stack.append((item.right, factor * plain_number(item.left, self._scope, self._report)))
+                case nodes.Binary(operator="*" | "/") if is_constant(item.right, self._scope.constants):
+                    number = plain_number(item.right, self._scope, self._report)
+                    if item.operator == "/" and number == 0:
+                        raise self._report.error("RLF1010", "division by zero", Label(item.right.span))
+                    stack.append((item.left, factor * number if item.operator == "*" else factor / number))
+                case nodes.Binary():
+                    raise self._report.error(
+                        "RLF1007", "columns can be added, and multiplied by numbers", Label(item.span)
+                    )
+                case _:
+                    parts.append((factor, self._value(item, None), item.span))
+        return parts, constant
 
     # --- arguments that are values of the block -----------------------------------------------------------------------
 
@@ -203,196 +300,20 @@ class Block:
             return optimizer(expr, self._scope, self._report)
         if isinstance(expr, nodes.Constant) and expr.value is None and parameter.optional:
             return None
-        if not isinstance(expr, nodes.Name | nodes.Call):
-            raise self._report.error("RLF1007", f"`{parameter.name}` is {_wanted(parameter)}", Label(expr.span))
-        node = self._look_up(expr) if isinstance(expr, nodes.Name) else self._call(expr, None)
+        if isinstance(accepts, Reference):
+            return self._declared.reference(parameter, expr)
+        is_value = isinstance(expr, nodes.Name) and expr.id in self._values
+        if not is_value and is_constant(expr, self._scope.constants):
+            raise self._report.error("RLF1007", f"`{parameter.name}` is {wanted(parameter)}", Label(expr.span))
+        node = self._value(expr, None)
         type_ = node.type
         fits = isinstance(type_, RowsType) and (
             (isinstance(accepts, Rows) and not type_.is_column and type_.row == accepts.row)
-            or (isinstance(accepts, PerRow) and type_.is_column and type_.fields[0].per == "row")
-            or (isinstance(accepts, PerToken) and type_.is_column and type_.fields[0].per == "token")
+            or (isinstance(accepts, PerRow | Column) and type_.is_column and type_.fields[0].per == "row")
+            or (isinstance(accepts, PerToken | Column) and type_.is_column and type_.fields[0].per == "token")
         )
         if not fits:
             raise self._report.error(
-                "RLF1007",
-                f"`{parameter.name}` is {_wanted(parameter)}",
-                Label(expr.span, f"this is {_in_words(type_)}"),
+                "RLF1007", f"`{parameter.name}` is {wanted(parameter)}", Label(expr.span, f"this is {in_words(type_)}")
             )
         return node
-
-    def _aligned(self, samples: Node, column: Node | None, name: str, spans: dict[str, Span]) -> None:
-        """Columns belong to the very rows they are used with."""
-        if column is None:
-            return
-        assert isinstance(samples.type, RowsType)
-        assert isinstance(column.type, RowsType)
-        if samples.type.origin != column.type.origin:
-            raise self._report.error(
-                "RLF1009",
-                f"`{name}` was computed on other rows than `samples`",
-                Label(spans[name], f"from `{column.type.origin}`"),
-                Label(spans["samples"], f"rows of `{samples.type.origin}`", primary=False),
-            )
-
-    # --- stages ------------------------------------------------------------------------------------------------------
-
-    def _take(self, data: str, count: int | None, node_id: str) -> tuple[ops.Op, RowsType]:
-        return ops.Take(data=data, count=count), RowsType("prompt", node_id, count, 1, PROMPT_FIELDS)
-
-    def _generate(self, model: str, bound: Bound, node_id: str) -> tuple[ops.Op, RowsType]:
-        prompts: RowsType = bound["prompts"].type
-        n = bound["n"]
-        rows = None if prompts.rows is None else prompts.rows * n
-        op = ops.Generate(
-            model=model,
-            n=n,
-            max_new=bound["max_new"],
-            temperature=bound["temperature"],
-            top_p=bound["top_p"],
-            top_k=bound["top_k"],
-        )
-        return op, RowsType("sample", node_id, rows, n, SAMPLE_FIELDS)
-
-    def _sampling(self, samples: Node) -> ops.Generate:
-        """The stage that sampled these rows."""
-        assert isinstance(samples.type, RowsType)
-        op = self.nodes[samples.type.origin].op
-        assert isinstance(op, ops.Generate)
-        return op
-
-    def _logprobs(self, model: str, bound: Bound, node_id: str) -> tuple[ops.Op, RowsType]:
-        samples: Node = bound["samples"]
-        # One temperature for sampling, trainer and reference, or the ratio would not start at 1.
-        temperature = self._sampling(samples).temperature or 1.0
-        return ops.Logprobs(model=model, temperature=temperature), _column(samples, Field("logprobs", "f32", "token"))
-
-    def _score(self, reward: str, bound: Bound, node_id: str) -> tuple[ops.Op, RowsType]:
-        return ops.Score(reward=reward), _column(bound["samples"], Field("score", "f32"))
-
-    def _group_normalize(self, bound: Bound, node_id: str) -> tuple[ops.Op, RowsType]:
-        scores: Node = bound["scores"]
-        assert isinstance(scores.type, RowsType)
-        if scores.type.group < 2:
-            origin = self.nodes[scores.type.origin]
-            raise self._report.error(
-                "RLF2002",
-                "`group_normalize` compares the samples of one prompt, and here there is 1 per prompt",
-                Label(bound.spans["scores"]),
-                *([Label(origin.span, "sampled here with n = 1", primary=False)] if origin.span else []),
-                help=("a group needs at least 2 samples: `n = 8`",),
-            )
-        op = ops.GroupNormalize(std=bound["std"], epsilon=bound["epsilon"])
-        return op, _column(scores, Field("advantage", "f32"))
-
-    def _train(self, model: str, base: Span, bound: Bound, node_id: str) -> tuple[ops.Op, WeightsType]:
-        report, spans = self._report, bound.spans
-        if self._phase != STEP:
-            raise report.error("RLF1014", "an evaluation cannot train", Label(base))
-        if not self._declared.models[model].trainable:
-            raise report.error(
-                "RLF1014",
-                f"`{model}` is frozen and cannot be trained",
-                Label(base),
-                Label(self._declared.declared_at(model).span, "declared here", primary=False),
-            )
-        samples: Node = bound["samples"]
-        self._aligned(samples, bound["advantages"], "advantages", spans)
-        self._aligned(samples, bound["reference"], "reference", spans)
-        terms: tuple[ops.LossTerm, ...] = bound["loss"]
-        self._check_reference(model, terms, bound)
-        sampling = self._sampling(samples)
-        if sampling.temperature == 0:
-            origin = self.nodes[samples.type.origin]  # type: ignore[union-attr]
-            raise report.error(
-                "RLF1010",
-                "greedy samples cannot train a policy: every sample of a prompt is the same",
-                Label(spans["samples"]),
-                *([Label(origin.span, "sampled with temperature = 0", primary=False)] if origin.span else []),
-            )
-        assert isinstance(samples.type, RowsType)
-        op = ops.Train(
-            model=model,
-            loss=terms,
-            optimizer=bound["optimizer"],
-            minibatch=self._minibatch(samples.type, bound),
-            microbatch_tokens=bound["microbatch"],
-            epochs=bound["epochs"],
-            aggregate=bound["aggregate"],
-            max_grad_norm=bound["max_grad_norm"],
-            temperature=sampling.temperature,
-        )
-        return op, WeightsType(model)
-
-    def _check_reference(self, model: str, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
-        needs = any(isinstance(term, ops.Kl) and term.weight != 0 for term in terms)
-        reference: Node | None = bound["reference"]
-        if needs and reference is None:
-            raise self._report.error(
-                "RLF1004",
-                "the loss has a `kl` term, and `train` gets no `reference` to compare with",
-                Label(bound.spans["loss"]),
-                help=("`ref = reference.logprobs(samples)`, then `reference = ref`",),
-            )
-        if reference is not None and not needs:
-            self._report.warning(
-                "RLF1013",
-                "`reference` is given, and the loss has no `kl` term that uses it",
-                Label(bound.spans["reference"]),
-                help=("leave it out: the reference model is then neither loaded nor run",),
-            )
-        if reference is not None and isinstance(reference.op, ops.Logprobs) and reference.op.model == model:
-            raise self._report.error(
-                "RLF1016",
-                f"the reference is `{model}` itself: the divergence would always be 0",
-                Label(bound.spans["reference"]),
-                help=(f"declare `model reference = frozen({model})`",),
-            )
-
-    def _minibatch(self, samples: RowsType, bound: Bound) -> int:
-        size: int | None = bound["minibatch"]
-        if samples.rows is None:  # known in the run only
-            return size or 0
-        if size is None:
-            return samples.rows
-        if size > samples.rows or samples.rows % size:
-            below, above = nearest_divisors(samples.rows, size)
-            legal = f"{below} samples" if below == above else f"{below} or {above} samples"
-            prompts = samples.rows // samples.group
-            fits = ""
-            if size % samples.group == 0:
-                fits = f"; or take {nearest_multiples(prompts, size // samples.group)} prompts"
-            raise self._report.error(
-                "RLF2001",
-                f"a batch of {samples.rows} samples does not divide into mini-batches of {size}",
-                Label(
-                    bound.spans["minibatch"],
-                    f"{samples.rows} = {samples.rows // size} x {size} + {samples.rows % size}",
-                ),
-                notes=(f"the batch is {prompts} prompts x {samples.group} samples",),
-                help=(f"nearest that divide: {legal}{fits}",),
-            )
-        return size
-
-
-def _column(like: Node, field: Field) -> RowsType:
-    assert isinstance(like.type, RowsType)
-    return RowsType(like.type.row, like.type.origin, like.type.rows, like.type.group, (field,))
-
-
-def _wanted(parameter: Parameter) -> str:
-    match parameter.accepts:
-        case Rows(row=row):
-            return f"rows of {row}s"
-        case PerRow():
-            return "one number per sample, such as a score"
-        case PerToken():
-            return "one number per response token, such as log-probabilities"
-    return "a value"
-
-
-def _in_words(type_: RowsType | WeightsType) -> str:
-    if isinstance(type_, WeightsType):
-        return f"new weights of `{type_.model}`"
-    if type_.is_column:
-        return f"one number per {'sample' if type_.fields[0].per == 'row' else 'response token'}"
-    return f"rows of {type_.row}s"

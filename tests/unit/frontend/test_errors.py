@@ -133,7 +133,7 @@ MISTAKES = [
             "4 prompts * 2 prompts", "cannot multiply 4 prompts by 2 prompts"),
     Mistake(TAKE, "questions.take(64 / 8 prompts)", "questions.take(64 prompts / 8)", "RLF1005", "64 / 8 prompts",
             "cannot divide the plain number 64 by 8 prompts"),
-    Mistake("0.01 * kl", "1 s * kl", "2 * kl", "RLF1005", "1 s", "the factor of a loss term is a plain number"),
+    Mistake("0.01 * kl", "1 s * kl", "2 * kl", "RLF1005", "1 s", "a factor is a plain number"),
     Mistake(STOP, "stop after 10 samples", "stop after 2 epochs", "RLF1005", "10 samples", "a run stops after a number of steps",
             "`stop after 300 steps`"),
     Mistake("save every 5 steps", "save every 5", "save every 1 step", "RLF1005", "5", "`every` counts steps", "`5 steps`"),

@@ -181,8 +181,8 @@ def test_all_rows_in_a_step_keep_the_minibatch() -> None:
         (SMALL.replace("flow NAME", "flow NAME(a = f(1))"), "RLF1007", "a constant is needed here"),
         (SMALL.replace("s = m", "x = 3 s = m"), "RLF1007", "a step is made of calls"),
         (SMALL.replace("s = m", "x = f.g.h(1) s = m"), "RLF1007", "this cannot be called"),
-        (SMALL.replace("r(s)", "r(s.text)"), "RLF1007", "`samples` is rows of samples"),
-        (SMALL.replace("group_normalize(r(s))", "r(s) + 1"), "RLF1007", "`advantages` is one number per sample"),
+        (SMALL.replace("r(s)", "r(s.text)"), "RLF1007", "`text` holds str values"),
+        (SMALL.replace("group_normalize(r(s))", "s + 1"), "RLF1007", "only columns can be added"),
     ],
     ids=lambda text: text[-40:],
 )  # fmt: skip

@@ -1,0 +1,106 @@
+"""The decoder for every causal model, and what a parked row's cache is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from transformers import DynamicCache, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Rows that left a decoder. By layer, keys and values [rows, kv heads, slots, size]; `pads` int64 [rows]: the slot
+    of a row's first token. Slots behind a row's last token may hold anything."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    pads: torch.Tensor
+
+    def select(self, rows: torch.Tensor) -> Parked:
+        return Parked(
+            [keys.index_select(0, rows) for keys in self.keys],
+            [values.index_select(0, rows) for values in self.values],
+            self.pads[rows],
+        )
+
+
+def joined(
+    parked: Sequence[Parked], pads: torch.Tensor, width: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of all parked rows, layer by layer, cut or moved so that a row's first token is in slot `pads`
+    and there are `width` slots."""
+    slots = torch.arange(width, device=pads.device)
+    sources, first = [], 0
+    for part in parked:
+        rows = pads[first : first + len(part.pads)]
+        source = (slots + (part.pads - rows)[:, None]).clamp(min=0, max=part.keys[0].shape[2] - 1)
+        sources.append(source[:, None, :, None])
+        first += len(part.pads)
+    for layer in range(len(parked[0].keys)):
+        pair = []
+        for tensors in ([part.keys[layer] for part in parked], [part.values[layer] for part in parked]):
+            moved = [
+                tensor.gather(2, source.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+                for tensor, source in zip(tensors, sources, strict=True)
+            ]
+            pair.append(torch.cat(moved))
+        yield pair[0], pair[1]
+
+
+def causal_mask(slots: torch.Tensor, pads: torch.Tensor) -> torch.Tensor:
+    """bool [rows, 1, slots, slots]: a token sees itself and the real tokens before it."""
+    real = slots >= pads[:, None]
+    # A padding slot sees itself: a row of the mask without any True would be NaN and spread.
+    itself = slots[:, None] == slots
+    return (((slots[:, None] >= slots) & real[:, None, :]) | itself)[:, None]
+
+
+class GenericDecoder:
+    """transformers' own forward, masks and cache."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def refresh(self) -> None:
+        pass
+
+    def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
+        width = ids.shape[1]
+        self.mask = (torch.arange(width, device=ids.device) >= (width - lengths)[:, None]).long()
+        self.positions = lengths.clone()
+        self.cache = DynamicCache(config=self.model.config)
+        return self._forward(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))
+
+    def select(self, rows: torch.Tensor) -> None:
+        # reorder_cache rather than batch_select_indices: every kind of cache layer has it.
+        self.cache.reorder_cache(rows)
+        self.mask, self.positions = self.mask[rows], self.positions[rows]
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.mask = F.pad(self.mask, (0, 1), value=1)
+        logits = self._forward(tokens[:, None], self.positions[:, None])
+        self.positions = self.positions + 1
+        return logits
+
+    def park(self, rows: torch.Tensor) -> Parked:
+        return Parked([], [], rows)
+
+    def resume(
+        self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
+    ) -> torch.Tensor:
+        # Caches of some models cannot be cut at a token (sliding windows, recurrent states), so everything is read anew.
+        return self.prefill(ids, lengths, max_new)
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output = self.model(
+            input_ids=ids,
+            attention_mask=self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]

@@ -1,0 +1,180 @@
+"""The typing of `train`: which inputs the loss needs, what fits the model, and how the batch divides."""
+
+from __future__ import annotations
+
+from rlflow.diagnostics import Label
+from rlflow.frontend.bind import Bound
+from rlflow.frontend.constants import Poison
+from rlflow.frontend.declarations import nearest_divisors, nearest_multiples
+from rlflow.frontend.stages import StageContext
+from rlflow.ir import ops
+from rlflow.ir.flow import STEP, Node
+from rlflow.ir.typesystem import RowsType, WeightsType
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "ppo_clip": ("advantages",),
+    "gspo": ("advantages",),
+    "cispo": ("advantages",),
+    "reinforce": ("advantages",),
+    "kl": ("reference",),
+    "dpo": ("reference",),
+    "distill": ("teacher",),
+    "value_clip": ("returns", "values"),
+    "nll": (),
+    "entropy": (),
+}
+"""Loss term to the inputs of `train` that it reads."""
+
+_HOW = {
+    "advantages": "for example `advantages = group_normalize(score)`",
+    "reference": "`ref = reference.logprobs(samples)`, then `reference = ref`",
+    "teacher": "`t = teacher.logprobs(samples)`, then `teacher = t`",
+    "returns": "`ret = returns(score, v)`, then `returns = ret`",
+    "values": "`v = critic.values(samples)`, then `values = v`",
+}
+_INPUTS = ("advantages", "reference", "teacher", "returns", "values")
+
+
+def train(context: StageContext, bound: Bound) -> tuple[ops.Train, WeightsType]:
+    """The op and type of a train stage; raises Poison after reporting."""
+    report, model = context.report, context.owner
+    if context.phase != STEP:
+        raise report.error("RLF1014", "an evaluation cannot train", Label(context.owner_span))
+    declared = context.declared.models[model]
+    if not declared.trainable:
+        raise report.error(
+            "RLF1014",
+            f"`{model}` is frozen and cannot be trained",
+            Label(context.owner_span),
+            Label(context.declared.declared_at(model).span, "declared here", primary=False),
+        )
+    samples: Node = bound["samples"]
+    for name in _INPUTS:
+        context.aligned(samples, "samples", bound[name], name, bound.spans)
+    terms: tuple[ops.LossTerm, ...] = bound["loss"]
+    _check_terms(context, terms, bound)
+    _check_inputs(context, terms, bound)
+    origin, sampling = context.sampling(samples)
+    if sampling.temperature == 0 and any("advantages" in NEEDS[term.kind] for term in terms):
+        raise report.error(
+            "RLF1010",
+            "greedy samples cannot train a policy: every sample of a prompt is the same",
+            Label(bound.spans["samples"]),
+            *([Label(origin.span, "sampled with temperature = 0", primary=False)] if origin.span else []),
+        )
+    assert isinstance(samples.type, RowsType)
+    op = ops.Train(
+        model=model,
+        loss=terms,
+        optimizer=bound["optimizer"],
+        minibatch=_minibatch(context, samples, bound),
+        microbatch_tokens=bound["microbatch"],
+        epochs=bound["epochs"],
+        aggregate=bound["aggregate"],
+        horizon=sampling.max_new if bound["aggregate"] == "token_sum" else 0,
+        max_grad_norm=bound["max_grad_norm"],
+        temperature=1.0 if isinstance(declared.source, ops.ValueModel) else sampling.temperature or 1.0,
+    )
+    return op, WeightsType(model)
+
+
+def _check_terms(context: StageContext, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
+    """The terms fit the kind of model, and each other."""
+    is_value = isinstance(context.declared.models[context.owner].source, ops.ValueModel)
+    for term in terms:
+        if isinstance(term, ops.ValueClip) != is_value:
+            what = "a value model" if is_value else "a language model"
+            legal = "`value_clip`" if is_value else "policy losses such as `ppo_clip`"
+            raise context.report.error(
+                "RLF1007",
+                f"`{context.owner}` is {what} and cannot be trained with `{term.kind}`",
+                Label(bound.spans["loss"]),
+                help=(f"it takes {legal}",),
+            )
+    pairs = any(isinstance(term, ops.Dpo) for term in terms)
+    samples: RowsType = bound["samples"].type
+    if pairs and not isinstance(context.nodes[samples.origin].op, ops.BestWorst):
+        raise context.report.error(
+            "RLF1007",
+            "`dpo` needs pairs of a better and a worse sample",
+            Label(bound.spans["samples"], "these rows are no pairs"),
+            help=("`pairs = best_worst(samples, score)`, then train on `pairs`",),
+        )
+    if pairs and any(not isinstance(term, ops.Dpo) for term in terms):
+        raise context.report.error(
+            "RLF1007", "`dpo` is a loss over pairs and does not add to losses over tokens", Label(bound.spans["loss"])
+        )
+
+
+def _check_inputs(context: StageContext, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
+    """Every input that the loss reads is given, and every given one is read."""
+    report = context.report
+    needed: dict[str, str] = {}
+    for term in terms:
+        if term.weight != 0:
+            for name in NEEDS[term.kind]:
+                needed.setdefault(name, term.kind)
+    missing = False
+    for name, kind in needed.items():
+        if bound[name] is None:
+            what = "`reference` to compare with" if name == "reference" else f"`{name}`"
+            report.error(
+                "RLF1004",
+                f"the loss has a `{kind}` term, and `train` gets no {what}",
+                Label(bound.spans["loss"]),
+                help=(_HOW[name],),
+            )
+            missing = True
+    if missing:
+        raise Poison()
+    for name in _INPUTS:
+        if bound[name] is not None and name not in needed:
+            only_kl = name == "reference"
+            report.warning(
+                "RLF1013",
+                f"`{name}` is given, and the loss has no {'`kl` ' if only_kl else ''}term that uses it",
+                Label(bound.spans[name]),
+                help=("leave it out: the reference model is then neither loaded nor run",) if only_kl else (),
+            )
+    reference: Node | None = bound["reference"]
+    if reference is not None and isinstance(reference.op, ops.Logprobs) and reference.op.model == context.owner:
+        raise report.error(
+            "RLF1016",
+            f"the reference is `{context.owner}` itself: the divergence would always be 0",
+            Label(bound.spans["reference"]),
+            help=(f"declare `model reference = frozen({context.owner})`",),
+        )
+
+
+def _minibatch(context: StageContext, node: Node, bound: Bound) -> int:
+    samples = node.type
+    assert isinstance(samples, RowsType)
+    size: int | None = bound["minibatch"]
+    if size is not None and size % 2 and isinstance(context.nodes[samples.origin].op, ops.BestWorst):
+        raise context.report.error(
+            "RLF2001",
+            f"a mini-batch of {size} samples would tear a pair apart",
+            Label(bound.spans["minibatch"]),
+            help=(f"nearest even sizes: {size - 1 or 2} or {size + 1} samples",),
+        )
+    if samples.rows is None:  # known in the run only
+        return size or 0
+    if size is None:
+        return samples.rows
+    if size > samples.rows or samples.rows % size:
+        below, above = nearest_divisors(samples.rows, size)
+        legal = f"{below} samples" if below == above else f"{below} or {above} samples"
+        prompts = samples.rows // samples.group
+        fits = ""
+        if size % samples.group == 0:
+            fits = f"; or take {nearest_multiples(prompts, size // samples.group)} prompts"
+        raise context.report.error(
+            "RLF2001",
+            f"a batch of {samples.rows} samples does not divide into mini-batches of {size}",
+            Label(
+                bound.spans["minibatch"], f"{samples.rows} = {samples.rows // size} x {size} + {samples.rows % size}"
+            ),
+            notes=(f"the batch is {prompts} prompts x {samples.group} samples",),
+            help=(f"nearest that divide: {legal}{fits}",),
+        )
+    return size
