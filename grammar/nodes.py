@@ -6,151 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflow.diagnostics import SourceFile, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Ident:
-    """A word in a naming position."""
-
-    text: str
-    span: Span
-
-
-# --- expressions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    value: int | float
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A number with a unit as written, such as `64 prompts` or `75%`."""
-
-    value: int | float
-    unit: str
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class String:
-    value: str
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """true, false or none"""
-
-    value: bool | None
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    id: str
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class ListOf:
-    items: tuple[Expr, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    base: Expr
-    name: Ident
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """`value` or `name = value`"""
-
-    name: Ident | None
-    value: Expr
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    function: Expr
-    arguments: tuple[Argument, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    """`operator` is one of + - * /"""
-
-    operator: str
-    left: Expr
-    right: Expr
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Negate:
-    operand: Expr
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """`operator` is one of == != < <= > >="""
-
-    operator: str
-    left: Expr
-    right: Expr
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Logic:
-    """`operator` is `and` or `or`"""
-
-    operator: str
-    left: Expr
-    right: Expr
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Not:
-    operand: Expr
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Conditional:
-    """`then if condition else otherwise`"""
-
-    then: Expr
-    condition: Expr
-    otherwise: Expr
-    span: Span
-
-
-Expr = (
-    Number
-    | Quantity
-    | String
-    | Constant
-    | Name
-    | ListOf
-    | Attribute
-    | Call
-    | Binary
-    | Negate
-    | Compare
-    | Logic
-    | Not
-    | Conditional
-)
+from rlflow.grammar.expressions import Argument as Argument
+from rlflow.grammar.expressions import Attribute as Attribute
+from rlflow.grammar.expressions import Binary as Binary
+from rlflow.grammar.expressions import Call as Call
+from rlflow.grammar.expressions import Compare as Compare
+from rlflow.grammar.expressions import Conditional as Conditional
+from rlflow.grammar.expressions import Constant as Constant
+from rlflow.grammar.expressions import Expr as Expr
+from rlflow.grammar.expressions import Ident as Ident
+from rlflow.grammar.expressions import ListOf as ListOf
+from rlflow.grammar.expressions import Logic as Logic
+from rlflow.grammar.expressions import Name as Name
+from rlflow.grammar.expressions import Negate as Negate
+from rlflow.grammar.expressions import Not as Not
+from rlflow.grammar.expressions import Number as Number
+from rlflow.grammar.expressions import Quantity as Quantity
+from rlflow.grammar.expressions import String as String
 
 # --- flow ----------------------------------------------------------------------------------------------------------
 

@@ -7,19 +7,19 @@ name; a class without a method is an error.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rlflow.grammar import nodes
 from rlflow.grammar.columns import Item, paddings
 from rlflow.grammar.comments import Glue, Token
+from rlflow.grammar.fragments import brackets, number_text, separated
 from rlflow.grammar.layout import Blank, Doc, Group, IfBroken, Line, Nest, render
 
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
-_NEGATE, _QUANTITY, _POSTFIX = 3, 4, 5
+_CONDITIONAL, _NOT, _COMPARE = 0, 3, 4
+_PRECEDENCE = {"or": 1, "and": 2, "+": 5, "-": 5, "*": 6, "/": 6}
+_NEGATE, _QUANTITY, _POSTFIX = 7, 8, 9
 
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
-_NUMBER = re.compile(r"\d[\d_]*(\.\d+)?([eE][+-]?\d+)?")
 
 _BLOCKS = (nodes.Flow, nodes.Schedule, nodes.Cluster)
 """Items of a file that have an empty line around them."""
@@ -74,7 +74,7 @@ class Printer:
         if not settings:
             return []
         self._pads |= paddings(settings, blanks=False)
-        inside: list[Doc] = [Line(), *_separated(self.doc(s) for s in settings), IfBroken(",")]
+        inside: list[Doc] = [Line(), *separated(self.doc(s) for s in settings), IfBroken(",")]
         return [" ", Group(["{", Nest(inside), Line(), "}"])]
 
     def _optional(self, word: str, node: object | None) -> Doc:
@@ -97,13 +97,16 @@ class Printer:
             lines.append(self.doc(item))
         return [*lines, Line(blank=Blank.KEEP, hard=True)] if lines else []
 
+    def Import(self, node: nodes.Import) -> Doc:
+        return ["import", " ", self.doc(node.path)]
+
     def Ident(self, node: nodes.Ident) -> Doc:
         return node.text
 
     # --- flow --------------------------------------------------------------------------------------------------------
 
     def Flow(self, node: nodes.Flow) -> Doc:
-        params = _brackets("(", [self.doc(p) for p in node.params], ")") if node.params else []
+        params = brackets("(", [self.doc(p) for p in node.params], ")") if node.params else []
         return ["flow", " ", self.doc(node.name), params, " ", self._block(node.items)]
 
     def Param(self, node: nodes.Param) -> Doc:
@@ -122,6 +125,14 @@ class Printer:
 
     def Step(self, node: nodes.Step) -> Doc:
         return ["step", " ", self._block(node.body)]
+
+    def If(self, node: nodes.If) -> Doc:
+        head: Doc = ["if", " ", self._operand(node.condition, 1), " ", self._block(node.then)]
+        if node.otherwise is None:
+            return head
+        if isinstance(node.otherwise, nodes.If):
+            return [head, " ", Token("else", Glue.LEFT), " ", self.doc(node.otherwise)]
+        return [head, " ", Token("else", Glue.LEFT), " ", self._block(node.otherwise)]
 
     def Evaluate(self, node: nodes.Evaluate) -> Doc:
         every = self._optional("every", node.every)
@@ -153,11 +164,11 @@ class Printer:
         return [head, " ", "=", " ", self.doc(node.size), self._settings(node.settings)]
 
     def Place(self, node: nodes.Place) -> Doc:
-        stages = Group(Nest(_separated(self.doc(s) for s in node.stages)))
+        stages = Group(Nest(separated(self.doc(s) for s in node.stages)))
         head: Doc = ["place", " ", stages, self._pad(node), " ", "on", " ", self.doc(node.pool)]
         if not node.settings:
             return head
-        settings = Group(Nest(_separated(self.doc(s) for s in node.settings)))
+        settings = Group(Nest(separated(self.doc(s) for s in node.settings)))
         return [head, Group(Nest([Line(), "with", " ", settings]))]
 
     def StageRef(self, node: nodes.StageRef) -> Doc:
@@ -188,10 +199,10 @@ class Printer:
     # --- expressions -------------------------------------------------------------------------------------------------
 
     def Number(self, node: nodes.Number) -> Doc:
-        return _number(node)
+        return number_text(node)
 
     def Quantity(self, node: nodes.Quantity) -> Doc:
-        return f"{_number(node)}{'' if node.unit == '%' else ' '}{node.unit}"
+        return f"{number_text(node)}{'' if node.unit == '%' else ' '}{node.unit}"
 
     def String(self, node: nodes.String) -> Doc:
         return '"' + "".join(_ESCAPES.get(char, char) for char in node.value) + '"'
@@ -203,68 +214,58 @@ class Printer:
         return node.id
 
     def ListOf(self, node: nodes.ListOf) -> Doc:
-        return _brackets("[", [self.doc(item) for item in node.items], "]")
+        return brackets("[", [self.doc(item) for item in node.items], "]")
 
     def Attribute(self, node: nodes.Attribute) -> Doc:
         return [self._operand(node.base, _POSTFIX), ".", self.doc(node.name)]
 
     def Call(self, node: nodes.Call) -> Doc:
         function = self._operand(node.function, _POSTFIX)
-        return [function, _brackets("(", [self.doc(a) for a in node.arguments], ")")]
+        return [function, brackets("(", [self.doc(a) for a in node.arguments], ")")]
 
     def Argument(self, node: nodes.Argument) -> Doc:
         name: Doc = [] if node.name is None else [self.doc(node.name), " ", "=", " "]
         return [name, self.doc(node.value)]
 
     def Binary(self, node: nodes.Binary) -> Doc:
+        return self._chain(node)
+
+    def Logic(self, node: nodes.Logic) -> Doc:
+        return self._chain(node)
+
+    def _chain(self, node: nodes.Binary | nodes.Logic) -> Doc:
         """A chain such as `a + b - c` breaks before all of its operators or none."""
         level = _PRECEDENCE[node.operator]
         links: list[Doc] = []
         first: nodes.Expr = node
-        while isinstance(first, nodes.Binary) and _PRECEDENCE[first.operator] == level:
+        while isinstance(first, nodes.Binary | nodes.Logic) and _PRECEDENCE[first.operator] == level:
             right = self._operand(first.right, level + 1)
             links.append([Line(), Token(first.operator, Glue.RIGHT), " ", right])
             first = first.left
         return Group([self._operand(first, level), Nest(links[::-1])])
+
+    def Compare(self, node: nodes.Compare) -> Doc:
+        left, right = (self._operand(side, _COMPARE + 1) for side in (node.left, node.right))
+        return Group([left, Nest([Line(), Token(node.operator, Glue.RIGHT), " ", right])])
+
+    def Not(self, node: nodes.Not) -> Doc:
+        return [Token("not", Glue.RIGHT), " ", self._operand(node.operand, _NOT)]
+
+    def Conditional(self, node: nodes.Conditional) -> Doc:
+        """The `if` stays on the line of what is before it: at the start of a line it would be a statement."""
+        head: Doc = [self._operand(node.then, 1), " ", Token("if", Glue.LEFT), " ", self._operand(node.condition, 1)]
+        return Group([head, Nest([Line(), "else", " ", self.doc(node.otherwise)])])
 
     def Negate(self, node: nodes.Negate) -> Doc:
         return [Token("-", Glue.RIGHT), self._operand(node.operand, _NEGATE)]
 
 
 def _precedence(node: nodes.Expr) -> int:
-    if isinstance(node, nodes.Binary):
+    if isinstance(node, nodes.Binary | nodes.Logic):
         return _PRECEDENCE[node.operator]
+    for kind, level in ((nodes.Conditional, _CONDITIONAL), (nodes.Not, _NOT), (nodes.Compare, _COMPARE)):
+        if isinstance(node, kind):
+            return level
     if isinstance(node, nodes.Negate):
         return _NEGATE
     return _QUANTITY if isinstance(node, nodes.Quantity) else _POSTFIX
-
-
-def _number(node: nodes.Number | nodes.Quantity) -> str:
-    """The number as the user wrote it; for a node that was made, not parsed: its shortest spelling."""
-    written = _NUMBER.match(node.span.text)
-    if written and _same_number(written[0], node.value):
-        return written[0]
-    return repr(node.value)
-
-
-def _same_number(text: str, value: int | float) -> bool:
-    text = text.replace("_", "")
-    if isinstance(value, float):
-        return float(text) == value
-    return text.isdigit() and int(text) == value
-
-
-def _separated(docs: Iterable[Doc]) -> list[Doc]:
-    parts: list[Doc] = []
-    for doc in docs:
-        parts += [",", Line()] if parts else []
-        parts.append(doc)
-    return parts
-
-
-def _brackets(opening: str, items: Sequence[Doc], closing: str) -> Doc:
-    """A list in brackets, when broken with one item a line and a comma after the last."""
-    start = Token(opening, Glue.LEFT if opening == "(" else Glue.NO)
-    if not items:
-        return Group([start, Line(""), closing])
-    return Group([start, Nest([Line(""), *_separated(items), IfBroken(",")]), Line(""), closing])

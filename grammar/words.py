@@ -1,4 +1,8 @@
-"""The grammar's terminals in the user's words, for messages. No terminal name of the parser reaches a user."""
+"""The words of the language: the one table of keywords, and the grammar's terminals in the user's words.
+
+The parser's keyword terminals, the words that are no unit after a number, the messages and the colours all come from
+ITEM_WORDS. No terminal name of the parser reaches a user.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from rlflow.diagnostics import one_of
 
 # keyword -> terminal
 ITEM_WORDS: dict[str, str] = {
+    "import": "_IMPORT",
     "flow": "_FLOW",
     "step": "_STEP",
     "evaluate": "_EVALUATE",
@@ -30,13 +35,22 @@ ITEM_WORDS: dict[str, str] = {
     "carry": "_CARRY",
     "auto": "_AUTO",
     "cluster": "_CLUSTER",
+    "if": "_IF",
+    "else": "_ELSE",
+    "and": "_AND",
+    "or": "_OR",
+    "not": "_NOT",
     "true": "_TRUE",
     "false": "_FALSE",
     "none": "_NONE",
     "data": "DECLARED",
     "model": "DECLARED",
     "reward": "DECLARED",
+    "environment": "DECLARED",
 }
+
+UNIT_WORDS = frozenset({"step"})
+"""Keywords that are units as well: `1 step`."""
 
 _SIGNS = {
     "LBRACE": "{",
@@ -52,15 +66,27 @@ _SIGNS = {
     "MINUS": "-",
     "STAR": "*",
     "SLASH": "/",
-    "__ANON_0": "<=",
+    "_AT_MOST": "<=",
 }
 _BRACES = re.compile(r'#[^\n]*|"(?:\\.|[^"\\\n])*"|[{}]')
-_VALUES = {"QUANTITY", "NUMBER", "STRING", "NAME", "_TRUE", "_FALSE", "_NONE", "MINUS", "LPAR", "LSQB"}
+_VALUES = {"QUANTITY", "NUMBER", "STRING", "NAME", "_TRUE", "_FALSE", "_NONE", "MINUS", "LPAR", "LSQB", "_NOT"}
+_OPERATORS = {"COMPARE", "_AND", "_OR", "_INLINE_IF"}
+"""Terminals that could follow any value: naming them says nothing."""
+
+
+def grammar_text(text: str) -> str:
+    """The grammar file with the keywords of the table in it."""
+    words: dict[str, list[str]] = {}
+    for word, terminal in ITEM_WORDS.items():
+        words.setdefault(terminal, []).append(word)
+    lines = [f"{terminal}.1: /({'|'.join(several)})\\b/" for terminal, several in words.items()]
+    no_units = "|".join(word for word in ITEM_WORDS if word not in UNIT_WORDS)
+    return text.replace("(KEYWORD_AFTER_NUMBER)", f"({no_units})") + "\n" + "\n".join(lines) + "\n"
 
 
 def describe_expected(terminals: Iterable[str]) -> str:
     """What could stand here, such as "expected `{` or a value"; empty when nothing useful can be said."""
-    left = {t for t in terminals if t != "$END"}
+    left = {t for t in terminals if t != "$END"} - _OPERATORS
     words: list[str] = []
     tail: list[str] = []
     if "NUMBER" in left:
@@ -69,6 +95,8 @@ def describe_expected(terminals: Iterable[str]) -> str:
     elif "NAME" in left:
         tail.append("a name")
         left.discard("NAME")
+    elif "STRING" in left:
+        tail.append("a text in quotes")
     by_terminal: dict[str, list[str]] = {}
     for word, terminal in ITEM_WORDS.items():
         by_terminal.setdefault(terminal, []).append(word)

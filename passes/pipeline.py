@@ -13,6 +13,7 @@ from rlflow.passes.base import Pass, PassContext
 
 # Name -> where the class is. Loaded when used, so that importing this module costs nothing.
 PASSES: dict[str, tuple[str, str]] = {
+    "drop-unused": ("rlflow.passes.drop_unused", "DropUnused"),
     "insert-old-logprobs": ("rlflow.passes.insert_old_logprobs", "InsertOldLogprobs"),
     "place": ("rlflow.passes.place", "Place"),
     "insert-weight-edges": ("rlflow.passes.insert_weight_edges", "InsertWeightEdges"),
@@ -20,6 +21,7 @@ PASSES: dict[str, tuple[str, str]] = {
 }
 
 DEFAULT_PIPELINE: tuple[str, ...] = (
+    "drop-unused",  # first: nothing is inserted or placed for what is not read
     "insert-old-logprobs",  # before place: what it inserts must be placed too
     "place",
     "insert-weight-edges",  # after place: edges between pools will need reshards

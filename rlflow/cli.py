@@ -361,7 +361,7 @@ def _request(
         base_dir = driver.find_base_dir(plan, path)
         runs.check_sources(plan, base_dir, allow_changed)
     else:
-        base_dir = path.parent
+        base_dir = Path(plan.sources[0].path).parent
     folder = run_dir if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
     return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlflow import __version__
-from rlflow.diagnostics import CompileError, Diagnostic, RunFailure, SourceFile
+from rlflow.diagnostics import CompileError, Diagnostic, RunFailure, SourceFile, Span
 from rlflow.diagnostics.suppress import apply_suppressions
+from rlflow.frontend.imports import read_source as read_source
 from rlflow.frontend.lower import Lowered, lower
 from rlflow.grammar.parse import parse
 from rlflow.ir.flow import Flow
@@ -41,18 +42,6 @@ class Checked:
     warnings: tuple[Diagnostic, ...]
 
 
-def read_source(path: str | Path) -> SourceFile:
-    """The text of a .rlflow file. OSError when it cannot be read, CompileError when it is not UTF-8."""
-    raw = Path(path).read_bytes()
-    try:
-        return SourceFile(Path(path).as_posix(), raw.decode("utf-8-sig").replace("\r\n", "\n"))
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise CompileError(
-            [Diagnostic("RLF0003", f"{path}:{line}: byte 0x{raw[error.start]:02x} is not UTF-8 text")]
-        ) from None
-
-
 def lowered(path: str | Path, options: Options) -> Lowered:
     """The LOGICAL flow of a file with its schedule and cluster. Raises CompileError."""
     return lower(
@@ -69,16 +58,26 @@ def check(path: str | Path, options: Options | None = None, observe: Observer | 
     options = options or Options()
     source = read_source(path)
     warnings: tuple[Diagnostic, ...] = ()
+    files = [source]
     try:
         start = lowered(path, options)
         warnings = start.warnings
+        files = [source, *(file.source for file in start.files if file.source != source)]
         context = PassContext(start.schedule, start.cluster)
         flow = run_pipeline(start.flow, context, DEFAULT_PIPELINE, observe)
     except CompileError as error:
-        raise CompileError(apply_suppressions(source, (*warnings, *error.diagnostics))) from None
+        raise CompileError(_suppress(files, (*warnings, *error.diagnostics), [])) from None
     within = [part.span for part in (start.flow, start.schedule, start.cluster) if part.span is not None]
-    found = apply_suppressions(source, (*warnings, *context.diagnostics), within=within)
+    found = _suppress(files, (*warnings, *context.diagnostics), within)
     return Checked(Path(path), start, flow, tuple(found))
+
+
+def _suppress(files: Sequence[SourceFile], found: Sequence[Diagnostic], within: Sequence[Span]) -> list[Diagnostic]:
+    """The diagnostics without those that comments of the files silence, and what is wrong with such comments."""
+    diagnostics = list(found)
+    for file in files:
+        diagnostics = apply_suppressions(file, diagnostics, within=[span for span in within if span.file == file])
+    return diagnostics
 
 
 def compile(path: str | Path, options: Options | None = None) -> Plan:
@@ -87,11 +86,13 @@ def compile(path: str | Path, options: Options | None = None) -> Plan:
 
 
 def plan_of(checked: Checked, options: Options) -> Plan:
-    """The plan of a checked flow."""
+    """The plan of a checked flow. Its first source is the file of the flow, which paths are relative to; a file that
+    ships with rlflow is none, since the plan names the version of rlflow."""
     from rlflow.freeze import Provenance, freeze
     from rlflow.plan import Source
 
-    files = [checked.path, *checked.lowered.reward_files]
+    texts = [file.path for file in checked.lowered.files if file.path is not None]
+    files = [*texts, *checked.lowered.reward_files]
     sources = tuple(Source(path=file.as_posix(), sha256=_sha256(file)) for file in files)
     provenance = Provenance(__version__, checked.lowered.cluster.name, sources, options.overrides, DEFAULT_PIPELINE)
     return freeze(checked.flow, provenance)

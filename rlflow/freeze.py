@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlflow.diagnostics import Span
 from rlflow.ir.flow import STEP, EdgeKind, Flow, Node, Stage, reads_model
-from rlflow.ir.ops import FrozenModel, Score, Take, Train
+from rlflow.ir.ops import FrozenModel, Score, Take, Train, ValueModel
 from rlflow.plan import (
     Because,
     Channel,
@@ -177,7 +177,9 @@ class _Freezer:
                 continue
             edges = [e for e in flow.edges if e.kind is EdgeKind.WEIGHTS and e.src == node.id]
             source = flow.models[node.op.model].source
-            compute = "fp32" if isinstance(source, FrozenModel) else source.compute
+            while isinstance(source, FrozenModel | ValueModel):
+                source = flow.models[source.of].source
+            compute = source.compute
             assert all(reads_model(flow.nodes[e.dst].op) == node.op.model for e in edges)
             yield Channel(
                 model=node.op.model,

@@ -283,7 +283,7 @@ def run_path(
         check_sources(plan, base_dir, allow_changed)
     else:
         plan = compile(path, options)
-        base_dir = path.parent
+        base_dir = Path(plan.sources[0].path).parent
     folder = Path(run_dir) if run_dir is not None else default_run_dir(plan)
     open_run_dir(folder, resume=False)
     if progress is None:

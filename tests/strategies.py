@@ -6,6 +6,8 @@ starts with a name (one that starts with `(` would continue the statement before
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from rlflow.diagnostics import SourceFile, Span
@@ -16,7 +18,7 @@ from rlflow.grammar.words import ITEM_WORDS
 FILE = SourceFile("made.rlflow", "")
 SPAN = Span(FILE, 0, 0)
 
-FREE_KEYWORDS = ("data", "model", "seed", "step", "on", "pool", "auto", "with", "every")
+FREE_KEYWORDS = ("data", "model", "seed", "step", "on", "pool", "auto", "with", "every", "if", "else", "import")
 """Words that are reserved as names of values but free as names of arguments and settings."""
 
 _words = st.text("abcdezEZ_019", min_size=1, max_size=10).filter(lambda word: not word[0].isdigit())
@@ -50,6 +52,10 @@ def _larger(inner: st.SearchStrategy[nodes.Expr]) -> st.SearchStrategy[nodes.Exp
         st.builds(nodes.Call, inner, _arguments(inner), st.just(SPAN)),
         st.builds(nodes.Binary, st.sampled_from("+-*/"), inner, inner, st.just(SPAN)),
         st.builds(nodes.Negate, inner, st.just(SPAN)),
+        st.builds(nodes.Compare, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), inner, inner, st.just(SPAN)),
+        st.builds(nodes.Logic, st.sampled_from(["and", "or"]), inner, inner, st.just(SPAN)),
+        st.builds(nodes.Not, inner, st.just(SPAN)),
+        st.builds(nodes.Conditional, inner, inner, inner, st.just(SPAN)),
     )
 
 
@@ -71,15 +77,26 @@ def call_chains(draw: st.DrawFn) -> nodes.Expr:
 
 assigns = st.builds(nodes.Assign, idents, expressions, st.just(SPAN))
 call_statements = st.builds(nodes.CallStatement, call_chains(), st.just(SPAN))
-bodies = st.lists(assigns | call_statements, max_size=5).map(tuple)
+
+
+def _ifs(item: st.SearchStrategy[Any]) -> st.SearchStrategy[nodes.If]:
+    """`if` blocks of items, with and without `else`, and chains of `else if`."""
+    block = st.lists(item, max_size=2).map(tuple)
+    last = st.builds(nodes.If, expressions, block, st.none() | block, st.just(SPAN))
+    return last | st.builds(nodes.If, expressions, block, last, st.just(SPAN))
+
+
+plain_statements = assigns | call_statements
+statements = plain_statements | _ifs(plain_statements) | _ifs(plain_statements | _ifs(plain_statements))
+bodies = st.lists(statements, max_size=5).map(tuple)
 
 seed_values: st.SearchStrategy[nodes.Expr] = st.one_of(
     numbers, name_exprs, st.builds(nodes.Negate, numbers | name_exprs, st.just(SPAN))
 )
 declarations = st.builds(
-    nodes.Declaration, st.sampled_from(["data", "model", "reward"]), idents, expressions, st.just(SPAN)
+    nodes.Declaration, st.sampled_from(["data", "model", "reward", "environment"]), idents, expressions, st.just(SPAN)
 )
-flow_items: st.SearchStrategy[nodes.FlowItem] = st.one_of(
+plain_items: st.SearchStrategy[nodes.FlowItem] = st.one_of(
     declarations,
     st.builds(nodes.Step, bodies, st.just(SPAN)),
     st.builds(nodes.Evaluate, idents, st.none() | expressions, bodies, st.just(SPAN)),
@@ -88,6 +105,7 @@ flow_items: st.SearchStrategy[nodes.FlowItem] = st.one_of(
     st.builds(nodes.Save, expressions, st.just(SPAN)),
     st.builds(nodes.Seed, seed_values, st.just(SPAN)),
 )
+flow_items = plain_items | _ifs(plain_items)
 params = st.lists(st.builds(nodes.Param, idents, st.none() | expressions, st.just(SPAN)), max_size=3).map(tuple)
 flows = st.builds(nodes.Flow, idents, params, st.lists(flow_items, max_size=6).map(tuple), st.just(SPAN))
 
@@ -108,4 +126,7 @@ schedules = st.builds(
 entries = st.builds(nodes.Entry, idents, expressions, settings, st.just(SPAN))
 clusters = st.builds(nodes.Cluster, idents, st.lists(entries, max_size=4).map(tuple), st.just(SPAN))
 
-programs = st.lists(flows | schedules | clusters, max_size=3).map(lambda items: nodes.Program(FILE, tuple(items)))
+imports = st.lists(st.builds(nodes.Import, strings, st.just(SPAN)), max_size=2)
+programs = st.tuples(imports, st.lists(flows | schedules | clusters, max_size=3)).map(
+    lambda parts: nodes.Program(FILE, (*parts[0], *parts[1]))
+)

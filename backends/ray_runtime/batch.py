@@ -12,7 +12,14 @@ Columns by name (dtype, per row or per token):
             0..n-1 inside the group · response_ids int64/token (end token included when it was sampled) ·
             logprobs float32/token: of the policy that sampled, at the sampling temperature · text list[str]: decoded
             without special tokens · truncated bool: max_new was reached without an end token · version int64: of the
-            weights that sampled
+            weights that sampled · after a multi-turn stage also mask int64/token: 0 = a token of the environment,
+            turns int64
+  selected  samples with score float: what they were selected by. `group` is numbered anew · round int64, after a refill
+            only: which taking of prompts the row is from, see stages/selection.py
+
+A column beside rows is a float array (one number per row) or a `Packed` of float32 (one per response token). NaN in it
+means "not applicable": the row enters no mean and no loss. Stages that compute numbers with a model or take them from
+a function refuse a NaN that is a fault, so no other NaN can arrive.
 """
 
 from __future__ import annotations
@@ -54,6 +61,12 @@ class Packed:
     def select(self, indices: Sequence[int] | np.ndarray) -> Packed:
         """The given rows, in the given order."""
         return Packed.from_rows([self.row(int(i)) for i in indices], self.values.dtype)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Packed]) -> Packed:
+        """The rows of all parts, in order; at least one part."""
+        lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(part.lengths for part in parts)])
+        return cls(torch.cat([part.values for part in parts]), torch.cumsum(lengths, 0))
 
     def row_ids(self) -> torch.Tensor:
         """int64 [total]: the row each value belongs to."""
@@ -100,3 +113,18 @@ class Batch:
             else:
                 columns[name] = [column[i] for i in chosen]
         return Batch(len(chosen), columns)
+
+    @classmethod
+    def concat(cls, batches: Sequence[Batch]) -> Batch:
+        """All rows of batches with the same columns, in order; at least one batch."""
+        columns: dict[str, Column] = {}
+        for name in batches[0].columns:
+            parts = [batch.columns[name] for batch in batches]
+            first = parts[0]
+            if isinstance(first, Packed):
+                columns[name] = Packed.concat([part for part in parts if isinstance(part, Packed)])
+            elif isinstance(first, np.ndarray):
+                columns[name] = np.concatenate([np.asarray(part) for part in parts])
+            else:
+                columns[name] = [item for batch in batches for item in batch.items(name)]
+        return cls(sum(batch.rows for batch in batches), columns)

@@ -1,8 +1,9 @@
 """Checkpoints of a run: a Hugging Face folder per trained model, and what training needs to go on.
 
-`checkpoints/global_step_N/` holds `<model>/` (config, safetensors, tokenizer), `<model>.training.pt` (optimizer) and
-`state.json` (step, cursors, versions, seed, data fingerprints). It is written beside its place and renamed, so a
-checkpoint is whole or not there; `latest_checkpointed_iteration.txt` names the newest.
+`checkpoints/global_step_N/` holds `<model>/` (config, safetensors, tokenizer; of a value model the body and its head,
+see heads.py), `<model>.training.pt` (optimizer) and `state.json` (step, cursors, versions, seed, data fingerprints). It
+is written beside its place and renamed, so a checkpoint is whole or not there;
+`latest_checkpointed_iteration.txt` names the newest.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from rlflow.backends.ray_runtime.checkpoint_folder import LATEST, STATE, checkpoint_path, older_hint
-from rlflow.backends.ray_runtime.models import save_model
+from rlflow.backends.ray_runtime.models import load_weights, save_model
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 
@@ -75,8 +75,7 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
         for name, version in body["versions"].items():
             model = state.models[name]
             assert model.trainer is not None
-            saved = AutoModelForCausalLM.from_pretrained(source / name, dtype=torch.float32)
-            model.loaded.model.load_state_dict(saved.state_dict())
+            load_weights(model.loaded, source / name)
             training = torch.load(source / f"{name}.training.pt", weights_only=True)
             model.trainer.load_state_dict(training)
             model.version = version

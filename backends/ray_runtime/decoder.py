@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from rlflow.backends.ray_runtime.generic_decoder import GenericDecoder, Parked, causal_mask, joined
+from rlflow.backends.ray_runtime.generic_decoder import Decoder, GenericDecoder, Parked, causal_mask, joined
 
 __all__ = ["Decoder", "DenseDecoder", "GenericDecoder", "Parked", "make_decoder"]
 
@@ -33,34 +33,6 @@ _Affine: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """Weight and bias of a linear layer."""
 _Table: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 """[heads + kv heads, head size] by position."""
-
-
-class Decoder(Protocol):
-    """Rows [batch] of one cache. All rows are at the same position; shorter prompts are padded on the left."""
-
-    def refresh(self) -> None:
-        """Read the model's weights anew."""
-
-    def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
-        """Start with left-padded prompts int64 [batch, width]; logits of the next token [batch, vocabulary]."""
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep, repeat and reorder rows: int64 [new batch]."""
-
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append one token per row, int64 [batch]; logits of the next one [batch, vocabulary]."""
-
-    def park(self, rows: torch.Tensor) -> Parked:
-        """A copy of some rows' cache, int64 [rows], to be given to `resume`."""
-
-    def resume(
-        self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
-    ) -> torch.Tensor:
-        """Go on with exactly the rows of `parked`, in their order; logits of the next token [rows, vocabulary].
-
-        Args: `ids` int64 [rows, width]: whole sequences, left-padded, of `lengths` tokens; all tokens before the last
-        `new` columns are in the rows' caches, and of those columns as many as the row was stepped through.
-        """
 
 
 def make_decoder(model: PreTrainedModel) -> Decoder:
@@ -158,7 +130,7 @@ class DenseDecoder:
         mask = positions = None
         if self.padded:
             slots = torch.arange(width, device=ids.device)
-            mask, positions = causal_mask(slots, self.pads), (slots - self.pads[:, None]).clamp(min=0)
+            mask, positions = causal_mask(slots, slots, self.pads), (slots - self.pads[:, None]).clamp(min=0)
         return self._read(ids, mask, positions, DynamicCache(config=self.model.config), max_new)
 
     def park(self, rows: torch.Tensor) -> Parked:
@@ -168,17 +140,18 @@ class DenseDecoder:
     def resume(
         self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
     ) -> torch.Tensor:
-        width = ids.shape[1]
-        self.pads = width - lengths
+        first = ids.shape[1] - new
+        self.pads = ids.shape[1] - lengths
         self.padded = bool((self.pads > 0).any())
         # A row with fewer new tokens computes its last old ones again: no row has a gap, all end at one position.
         cache = DynamicCache(config=self.model.config)
-        if new < width:
-            for index, (keys, values) in enumerate(joined(parked, self.pads, width - new)):
+        if first:
+            for index, (keys, values) in enumerate(joined(parked, self.pads, first)):
                 cache.update(keys, values, index)
-        slots = torch.arange(width, device=ids.device)
-        mask, positions = causal_mask(slots, self.pads), (slots - self.pads[:, None]).clamp(min=0)
-        return self._read(ids[:, width - new :], mask[:, :, width - new :], positions[:, width - new :], cache, max_new)
+        slots = torch.arange(ids.shape[1], device=ids.device)
+        mask = causal_mask(slots[first:], slots, self.pads)
+        positions = (slots[first:] - self.pads[:, None]).clamp(min=0)
+        return self._read(ids[:, first:], mask, positions, cache, max_new)
 
     def _read(
         self,

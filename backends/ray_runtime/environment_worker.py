@@ -15,6 +15,7 @@ model had ended it.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -72,9 +73,7 @@ def load_environment(source: PythonEnvironment, base_dir: Path) -> Callable[[], 
         module = _load_module(PythonReward(function=source.target), module_name, base_dir)
     except RunFailure as failure:
         message = failure.message.replace("reward", "environment", 1)
-        raise RunFailure(
-            failure.code, message, notes=failure.notes, help=failure.help, trace=failure.trace
-        ) from None
+        raise RunFailure(failure.code, message, notes=failure.notes, help=failure.help, trace=failure.trace) from None
     found = getattr(module, class_name, None)
     if not callable(found):
         names = [name for name, value in vars(module).items() if isinstance(value, type) and hasattr(value, "step")]
@@ -105,9 +104,7 @@ class LocalEnvironments:
         self._thread = _CallThread()
         self._instances: dict[int, tuple[Any, Turn]] = {}
 
-    def step(
-        self, turns: Sequence[Turn], on_start: Callable[[int], None] | None = None
-    ) -> list[Observation | None]:
+    def step(self, turns: Sequence[Turn], on_start: Callable[[int], None] | None = None) -> list[Observation | None]:
         """See `Environments`. `on_start(i)` is told before each call for turn i."""
         answers: list[Observation | None] = []
         for index, turn in enumerate(turns):
@@ -157,8 +154,9 @@ class LocalEnvironments:
         try:
             return self._thread.call(function, self._timeout)
         except _Expired:
+            trace = self._thread.where()
             self._thread = _CallThread()
-            raise timed_out(self.name, turn, self._timeout, where) from None
+            raise timed_out(self.name, turn, self._timeout, where, trace) from None
         except BaseException as error:  # user code may raise anything, SystemExit too
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -199,7 +197,8 @@ class _CallThread:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="environment").start()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="environment")
+        self._thread.start()
 
     def call(self, function: Callable[[], Any], timeout: float) -> Any:
         """Its result, or what it raised; _Expired after `timeout` seconds, when this thread is of no more use."""
@@ -211,6 +210,11 @@ class _CallThread:
         if error is not None:
             raise error
         return result
+
+    def where(self) -> str:
+        """The place in the code where it is now."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def stop(self) -> None:
         self._calls.put(None)

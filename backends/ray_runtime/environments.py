@@ -94,7 +94,7 @@ class EnvironmentWorker:
 class EnvironmentPool:
     """`workers` processes that run episodes of one environment, started on first use. Used by one thread.
 
-    `base_dir`: where the .rlflow file is. `actor_options`: what Ray is told about each worker. `start_timeout`: seconds.
+    `base_dir`: where the .rlflow file is. `actor_options`: what Ray is told about a worker. `start_timeout`: seconds.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""The decoder for every causal model, and what a parked row's cache is."""
+"""What a decoder is, the one for every causal model, and the cache of rows that are put aside."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,7 @@ class Parked:
         )
 
 
-def joined(
-    parked: Sequence[Parked], pads: torch.Tensor, width: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def joined(parked: Sequence[Parked], pads: torch.Tensor, width: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of all parked rows, layer by layer, cut or moved so that a row's first token is in slot `pads`
     and there are `width` slots."""
     slots = torch.arange(width, device=pads.device)
@@ -50,12 +49,40 @@ def joined(
         yield pair[0], pair[1]
 
 
-def causal_mask(slots: torch.Tensor, pads: torch.Tensor) -> torch.Tensor:
-    """bool [rows, 1, slots, slots]: a token sees itself and the real tokens before it."""
+def causal_mask(queries: torch.Tensor, slots: torch.Tensor, pads: torch.Tensor) -> torch.Tensor:
+    """bool [rows, 1, queries, slots]: the token in each queried slot sees itself and the real tokens before it."""
     real = slots >= pads[:, None]
     # A padding slot sees itself: a row of the mask without any True would be NaN and spread.
-    itself = slots[:, None] == slots
-    return (((slots[:, None] >= slots) & real[:, None, :]) | itself)[:, None]
+    itself = queries[:, None] == slots
+    return (((queries[:, None] >= slots) & real[:, None, :]) | itself)[:, None]
+
+
+class Decoder(Protocol):
+    """Rows [batch] of one cache. All rows are at the same position; shorter prompts are padded on the left."""
+
+    def refresh(self) -> None:
+        """Read the model's weights anew."""
+
+    def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
+        """Start with left-padded prompts int64 [batch, width]; logits of the next token [batch, vocabulary]."""
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep, repeat and reorder rows: int64 [new batch]."""
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append one token per row, int64 [batch]; logits of the next one [batch, vocabulary]."""
+
+    def park(self, rows: torch.Tensor) -> Parked:
+        """A copy of some rows' cache, int64 [rows], to be given to `resume`."""
+
+    def resume(
+        self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
+    ) -> torch.Tensor:
+        """Go on with exactly the rows of `parked`, in their order; logits of the next token [rows, vocabulary].
+
+        Args: `ids` int64 [rows, width]: whole sequences, left-padded, of `lengths` tokens; all tokens before the last
+        `new` columns are in the rows' caches, and of those columns as many as the row was stepped through.
+        """
 
 
 class GenericDecoder:
@@ -91,7 +118,7 @@ class GenericDecoder:
     def resume(
         self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
     ) -> torch.Tensor:
-        # Caches of some models cannot be cut at a token (sliding windows, recurrent states), so everything is read anew.
+        # Caches of some models cannot be cut at a token (sliding windows, recurrent states): read everything anew.
         return self.prefill(ids, lengths, max_new)
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,21 @@ from typing import Any
 import numpy as np
 
 from rlflow.backends.ray_runtime.batch import Batch
-from rlflow.ir.ops import Generate, GroupNormalize, Logprobs, Score, Train
+from rlflow.ir.ops import (
+    Gae,
+    Generate,
+    GroupNormalize,
+    KlReward,
+    Logprobs,
+    ModelScore,
+    ReinforcePp,
+    Remax,
+    Rloo,
+    Score,
+    Train,
+    ValueModel,
+    Values,
+)
 from rlflow.plan import Instruction, Plan, PublishWeights, SaveCheckpoint, Stage
 
 Weighted = tuple[float, float]
@@ -36,6 +50,9 @@ class StepMetrics:
         self.sums: dict[str, float] = defaultdict(float)
         self.seconds: dict[str, float] = defaultdict(float)
         self.events: list[dict[str, Any]] = []
+        self._first: dict[str, str] = {}
+        phase = [stage for stage in plan.stages if stage.phase == (evaluation or "step")]
+        self._scoring = sum(isinstance(stage.op, Score | ModelScore) for stage in phase)
 
     # --- what the interpreter reports --------------------------------------------------------------------------------
 
@@ -80,12 +97,16 @@ class StepMetrics:
             event["tokens"] = tokens
         self.events.append(event)
 
-    def samples(self, samples: Batch) -> None:
+    def samples(self, samples: Batch, stage: str = "") -> None:
+        """What a generate stage gave. Of several in a step the first has verl's names, the others their own before."""
+        name = self._own("samples", stage)
         responses = samples.packed("response_ids").lengths.numpy()
         prompts = samples.packed("prompt_ids").lengths.numpy()
-        self._spread("response_length", responses)
-        self._spread("prompt_length", prompts)
-        self._mean("response_length/clip_ratio", samples.array("truncated"))
+        self.spread(f"{name}response_length", responses)
+        self.spread(f"{name}prompt_length", prompts)
+        self.mean(f"{name}response_length/clip_ratio", samples.array("truncated"))
+        if "turns" in samples.columns:
+            self.spread(f"{name}num_turns", samples.array("turns"))
         self.sums["perf/total_num_tokens"] += float(responses.sum() + prompts.sum())
 
     def scores(self, stage: str, scores: np.ndarray, extras: Mapping[str, Sequence[Any]] | None = None) -> None:
@@ -94,28 +115,44 @@ class StepMetrics:
         for extra, values in (extras or {}).items():
             numbers = [math.nan if value is None else value for value in values]
             if all(isinstance(value, int | float) for value in numbers):
-                self._mean(f"{name}/{extra}/mean" if self._evaluation else f"reward_extra/{name}/{extra}/mean", numbers)
+                self.mean(f"{name}/{extra}/mean" if self._evaluation else f"reward_extra/{name}/{extra}/mean", numbers)
         if self._evaluation:
-            self._spread(name, scores, short=True)
+            self.spread(name, scores, short=True)
             return
-        self._spread("critic/score", scores)
-        self._spread("critic/rewards", scores)
+        if self._scoring < 2:
+            self.spread("critic/score", scores)
+            self.spread("critic/rewards", scores)
+        else:
+            self.spread(f"reward/{name}", scores)
+
+    def rewards(self, stage: str, rewards: np.ndarray) -> None:
+        """What a stage learns from or selects by. Where several rewards are computed, it is the one to report."""
+        if self._scoring > 1 and not self._evaluation and not self._own("rewards", stage):
+            self.spread("critic/score", rewards)
+            self.spread("critic/rewards", rewards)
+
+    def _own(self, what: str, stage: str) -> str:
+        """Empty for the first stage that reports `what`, `STAGE/` for others."""
+        first = self._first.setdefault(what, stage)
+        return "" if stage == first else f"{stage.removeprefix(self._evaluation + '.')}/"
 
     def advantages(self, advantages: np.ndarray) -> None:
-        self._spread("critic/advantages", advantages)
+        self.spread("critic/advantages", advantages)
 
     def training(self, values: dict[str, float]) -> None:
         for name, value in values.items():
             self.means[name] = (value, 1.0)
 
-    def _mean(self, name: str, numbers: np.ndarray | Sequence[float]) -> None:
+    def mean(self, name: str, numbers: np.ndarray | Sequence[float]) -> None:
+        """Add numbers to a mean over rows (or tokens); NaN = not applicable."""
         total, weight = self.means.get(name, (0.0, 0.0))
         values = np.asarray(numbers, dtype=np.float64)
         values = values[~np.isnan(values)]  # not applicable: a reward returned None
         self.means[name] = (total + float(values.sum()), weight + len(values))
 
-    def _spread(self, name: str, values: np.ndarray, *, short: bool = False) -> None:
-        self._mean(f"{name}/mean", values)
+    def spread(self, name: str, values: np.ndarray, *, short: bool = False) -> None:
+        """Mean, and unless `short` the extremes; NaN = not applicable."""
+        self.mean(f"{name}/mean", values)
         values = values[~np.isnan(np.asarray(values, dtype=np.float64))]
         if short or not len(values):
             return
@@ -167,10 +204,14 @@ def _timing_name(instruction: Instruction, stage: Stage | None, plan: Plan) -> s
     op = stage.op
     if isinstance(op, Generate):
         return "gen"
-    if isinstance(op, Score):
+    if isinstance(op, Score | ModelScore):
         return "reward"
+    if isinstance(op, Values):
+        return "values"
     if isinstance(op, Logprobs):
         return "old_log_prob" if plan.model(op.model).trainable else "ref"
-    if isinstance(op, GroupNormalize):
+    if isinstance(op, GroupNormalize | Rloo | ReinforcePp | Remax | KlReward | Gae):
         return "adv"
-    return "update_actor" if isinstance(op, Train) else ""
+    if isinstance(op, Train):
+        return "update_critic" if isinstance(plan.model(op.model).source, ValueModel) else "update_actor"
+    return ""  # a selection's time includes that of the stages which a refill runs again

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
+    AutoModelForSequenceClassification,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -23,27 +23,28 @@ from transformers import (
 )
 
 from rlflow.backends.ray_runtime.attention import use_short_attention
-from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import HfModel, TinyModel
-
-WEIGHT_FILES: Final = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+from rlflow.backends.ray_runtime.heads import (
+    ValueHeadModel,
+    load_value_weights,
+    save_value_model,
+    score_is_linear,
+    value_model_of,
 )
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+from rlflow.backends.ray_runtime.pretrained import WEIGHT_FILES as WEIGHT_FILES
+from rlflow.backends.ray_runtime.pretrained import find_folder, read_folder
+from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.ops import HfModel, PresetModel, RewardModel, TinyModel
+
 END_TOKEN: Final = "<|end|>"
 PAD_TOKEN: Final = "<|pad|>"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _NO_LIMIT = 1 << 30
 
 
 @dataclass
 class LoadedModel:
-    """A causal language model with what sampling and training must know about its tokens."""
+    """A causal language, value or reward model with what sampling and training must know about its tokens."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel | ValueHeadModel
     """fp32 master weights, in eval mode for good: dropout would make trainer and rollout disagree."""
     tokenizer: PreTrainedTokenizerFast
     eos_ids: tuple[int, ...]
@@ -70,17 +71,42 @@ class LoadedModel:
         return [self._alphabet[character] for character in text]
 
 
-def load_model(source: HfModel | TinyModel, base_dir: Path) -> LoadedModel:
+def load_model(source: HfModel | TinyModel | RewardModel | PresetModel, base_dir: Path) -> LoadedModel:
     """The model a flow declares. A relative path is looked up below `base_dir`, the .rlflow file's folder.
 
-    RunFailure: RLF5001 no or incomplete weights, RLF5013 anything else that keeps the model from loading.
+    RunFailure: RLF5001 no or incomplete weights, RLF4003 an architecture without weights, RLF5013 anything else that
+    keeps the model from loading.
     """
-    return _make_tiny(source) if isinstance(source, TinyModel) else _load_folder(source, base_dir)
+    if isinstance(source, PresetModel):
+        raise RunFailure(
+            "RLF4003",
+            f"the model `{source.name}` is a preset, which has no weights to run with",
+            help=("give a checkpoint with hf(...), or compile and simulate only",),
+        )
+    if isinstance(source, TinyModel):
+        return _make_tiny(source)
+    folder = find_folder(source.path, base_dir)
+    return _load_reward_folder(folder) if isinstance(source, RewardModel) else _load_folder(folder)
+
+
+def derive(loaded: LoadedModel, kind: Literal["frozen", "value"]) -> LoadedModel:
+    """Another model from the first weights of `loaded`: a copy never trained, or one with a value head."""
+    model = value_model_of(loaded.model) if kind == "value" else copy.deepcopy(loaded.model).requires_grad_(False)
+    derived = copy.copy(loaded)
+    derived.model = model
+    return derived
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
-    """Write a checkpoint that AutoModelForCausalLM and AutoTokenizer load: safetensors, tokenizer, configs."""
+    """Write a checkpoint that AutoModelForCausalLM and AutoTokenizer load: safetensors, tokenizer, configs.
+
+    A value model: see heads.py.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    loaded.tokenizer.save_pretrained(folder)
+    if isinstance(loaded.model, ValueHeadModel):
+        save_value_model(loaded.model, folder)
+        return
     try:
         loaded.model.save_pretrained(folder)
     except ValueError:
@@ -91,7 +117,15 @@ def save_model(loaded: LoadedModel, folder: Path) -> None:
             eos_token_id=list(loaded.eos_ids), pad_token_id=loaded.pad_id, bos_token_id=old.bos_token_id
         )
         loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
+
+
+def load_weights(loaded: LoadedModel, folder: Path) -> None:
+    """Overwrite the weights with those that `save_model` wrote, bit for bit."""
+    if isinstance(loaded.model, ValueHeadModel):
+        load_value_weights(loaded.model, folder)
+        return
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    loaded.model.load_state_dict(saved.state_dict())
 
 
 # --- tiny models ---------------------------------------------------------------------------------------------------
@@ -170,43 +204,8 @@ def _alphabet(tokenizer: PreTrainedTokenizerFast) -> dict[str, int] | None:
 # --- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-def _load_folder(source: HfModel, base_dir: Path) -> LoadedModel:
-    folder = _find_folder(source.path, base_dir)
-    if not (folder / "config.json").is_file():
-        raise RunFailure(
-            "RLF5013",
-            f"`{folder}` is not a model folder: it has no config.json",
-            help=("give the folder of a Hugging Face checkpoint",),
-        )
-    if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        raise RunFailure(
-            "RLF5001",
-            f"model folder `{folder}` has no weights",
-            notes=("looked for " + ", ".join(WEIGHT_FILES),),
-            help=("copy the checkpoint's weight files into the folder",),
-        )
-    if not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
-        # transformers would make an empty tokenizer and say nothing.
-        raise RunFailure(
-            "RLF5013",
-            f"model folder `{folder}` has no tokenizer",
-            notes=("looked for " + ", ".join(TOKENIZER_FILES),),
-        )
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever the file's fault, the user gets one sentence
-        raise _bad_model(folder, error) from error
-    missing = sorted(info.get("missing_keys") or ())
-    if missing:
-        # transformers would fill them with random numbers and only warn.
-        raise RunFailure(
-            "RLF5001",
-            f"the checkpoint in `{folder}` lacks {len(missing)} of the model's tensors",
-            notes=("missing: " + ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else ""),),
-        )
+def _load_folder(folder: Path) -> LoadedModel:
+    model, tokenizer = read_folder(folder, AutoModelForCausalLM)
     if not _head_is_linear(model):
         raise RunFailure(
             "RLF5013",
@@ -216,32 +215,30 @@ def _load_folder(source: HfModel, base_dir: Path) -> LoadedModel:
     eos_ids = _end_tokens(model, tokenizer)
     if not eos_ids:
         raise RunFailure("RLF5013", f"neither the generation config nor the tokenizer in `{folder}` has an end token")
-    pad = next((p for p in (tokenizer.pad_token_id, model.config.pad_token_id) if p is not None), eos_ids[0])
+    return _loaded(model, tokenizer, eos_ids)
+
+
+def _load_reward_folder(folder: Path) -> LoadedModel:
+    model, tokenizer = read_folder(folder, AutoModelForSequenceClassification)
+    if model.config.num_labels != 1:
+        raise RunFailure(
+            "RLF5013",
+            f"the model in `{folder}` has {model.config.num_labels} outputs, a reward model has one",
+            help=("use a checkpoint for sequence classification with num_labels = 1",),
+        )
+    if not score_is_linear(model):
+        raise RunFailure(
+            "RLF5013",
+            f"model type `{model.config.model_type}` in `{folder}` is not supported as a reward model",
+            notes=("its output is not `score` of the last hidden state at the last token",),
+        )
+    return _loaded(model.requires_grad_(False), tokenizer, _end_tokens(model, tokenizer))
+
+
+def _loaded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, eos_ids: tuple[int, ...]) -> LoadedModel:
+    pad = next((p for p in (tokenizer.pad_token_id, model.config.pad_token_id, *eos_ids) if p is not None), 0)
     context = getattr(model.config, "max_position_embeddings", None) or _NO_LIMIT
     return LoadedModel(model.eval(), tokenizer, eos_ids, int(pad), int(context))
-
-
-def _find_folder(path: str, base_dir: Path) -> Path:
-    """The local folder, or the cached or downloaded snapshot when `path` is a hub name instead."""
-    folder = base_dir / Path(path).expanduser()  # an absolute path replaces base_dir
-    if folder.is_dir():
-        return folder
-    cause = ""
-    if _HUB_NAME.fullmatch(path):
-        from huggingface_hub import snapshot_download
-
-        for offline in (True, False):
-            try:
-                return Path(snapshot_download(path, local_files_only=offline))
-            except Exception as error:  # not cached, no network, no such name
-                cause = _first_line(error)
-    notes = (f"looked for the folder `{folder}`",)
-    raise RunFailure(
-        "RLF5013",
-        f"model `{path}` not found",
-        notes=(*notes, f"as a Hugging Face hub name: {cause}") if cause else notes,
-        help=("give the path of a checkpoint folder, relative to the .rlflow file",),
-    )
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
@@ -263,16 +260,6 @@ def _head_is_linear(model: PreTrainedModel) -> bool:
             return bool(torch.allclose(model.lm_head(hidden), logits, atol=1e-4))
     except (AttributeError, TypeError):
         return False
-
-
-def _bad_model(folder: Path, error: Exception) -> RunFailure:
-    cause = f"{type(error).__name__}: {_first_line(error)}"
-    return RunFailure("RLF5013", f"the model in `{folder}` does not load", notes=(cause,))
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _shorten(text: str) -> str:

@@ -25,9 +25,20 @@ def minibatch_rows(rows: int, size: int, *, seed: int, step: int, epoch: int) ->
     return [order[start : start + size] for start in range(0, rows, size)]
 
 
+def minibatch_pairs(rows: int, size: int, *, seed: int, step: int, epoch: int) -> list[np.ndarray]:
+    """`minibatch_rows` for rows in pairs (2i, 2i + 1), which stay side by side. ValueError for an odd number."""
+    if rows % 2:
+        raise ValueError(f"{rows} samples are not pairs")
+    parts = minibatch_rows(rows // 2, size // 2, seed=seed, step=step, epoch=epoch)
+    return [(part[:, None] * 2 + np.arange(2)).reshape(-1) for part in parts]
+
+
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some samples as one right-padded rectangle. Response tokens of the rows lie one after another in all [tokens]."""
+    """Some samples as one right-padded rectangle. Response tokens of the rows lie one after another in all [tokens].
+
+    Response tokens are the counted ones: an environment's are read by the model, and are in none of the columns.
+    """
 
     rows: np.ndarray
     """int64: the samples, longest first"""
@@ -44,7 +55,10 @@ class MicroBatch:
 
 
 class Sequences:
-    """Prompt and response of every sample, joined once per batch."""
+    """Prompt and response of every sample, joined once per batch.
+
+    `counted` bool [response tokens] is the column `mask`; None = every token counts.
+    """
 
     def __init__(self, samples: Batch, pad_id: int) -> None:
         prompts, responses = samples.packed("prompt_ids"), samples.packed("response_ids")
@@ -52,6 +66,13 @@ class Sequences:
         self.responses = responses
         self.prompt_lengths = prompts.lengths.numpy()
         self.response_lengths = responses.lengths.numpy()
+        self.counted: np.ndarray | None = None
+        self.counts = self.response_lengths
+        """int64 [rows]: counted response tokens"""
+        if "mask" in samples.columns:
+            self.counted = samples.packed("mask").values.numpy() > 0
+            rows = responses.row_ids().numpy()[self.counted]
+            self.counts = np.bincount(rows, minlength=samples.rows).astype(np.int64)
         self.lengths = self.prompt_lengths + self.response_lengths
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.response_starts = responses.offsets.numpy()[:-1]
@@ -59,21 +80,41 @@ class Sequences:
         self.ids[ranges(self.starts, self.prompt_lengths)] = prompts.values.numpy()
         self.ids[ranges(self.starts + self.prompt_lengths, self.response_lengths)] = responses.values.numpy()
 
-    def micro_batches(self, rows: np.ndarray, budget: int) -> list[MicroBatch]:
-        """`rows` cut into rectangles of at most `budget` padded tokens, but at least one sample each.
+    def micro_batches(self, rows: np.ndarray, budget: int, unit: int = 1) -> list[MicroBatch]:
+        """`rows` cut into rectangles of at most `budget` padded tokens, but at least `unit` samples each.
 
         Longest first, so that rows of a rectangle are of similar length and the largest rectangle comes first: a budget
-        that is too large fails at once.
+        that is too large fails at once. Every `unit` consecutive rows stay together and in order (2 for pairs).
         """
-        order = rows[np.argsort(-self.lengths[rows], kind="stable")]
+        units = rows.reshape(-1, unit)
+        longest = self.lengths[units].max(1) if len(units) else np.zeros(0, dtype=np.int64)
+        order = np.argsort(-longest, kind="stable")
         batches: list[MicroBatch] = []
         start = 0
         while start < len(order):
-            width = max(1, int(self.lengths[order[start]]) - 1)
-            count = max(1, budget // width)
-            batches.append(self._pad(order[start : start + count], width))
+            width = max(1, int(longest[order[start]]) - 1)
+            count = max(1, budget // (width * unit))
+            batches.append(self._pad(units[order[start : start + count]].reshape(-1), width))
             start += count
         return batches
+
+    def rectangles(self, budget: int) -> list[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
+        """All rows with all their tokens, at most `budget` padded tokens at once: (rows, ids [rows, width], last).
+
+        `last` int64 [rows] is the column of each row's last token.
+        """
+        order = np.argsort(-self.lengths, kind="stable")
+        out = []
+        start = 0
+        while start < len(order):
+            width = int(self.lengths[order[start]])
+            rows = order[start : start + max(1, budget // max(1, width))]
+            columns = np.arange(width)
+            inside = columns < self.lengths[rows][:, None]
+            ids = np.where(inside, self.ids[np.where(inside, self.starts[rows][:, None] + columns, 0)], self.pad_id)
+            out.append((rows, torch.from_numpy(ids), torch.from_numpy(self.lengths[rows] - 1)))
+            start += len(rows)
+        return out
 
     def _pad(self, rows: np.ndarray, width: int) -> MicroBatch:
         columns = np.arange(width)
@@ -83,6 +124,9 @@ class Sequences:
         lengths = self.response_lengths[rows]
         read = ranges(np.arange(len(rows)) * width + self.prompt_lengths[rows] - 1, lengths)
         source = ranges(self.response_starts[rows], lengths)
+        if self.counted is not None:
+            kept = self.counted[source]
+            read, source, lengths = read[kept], source[kept], self.counts[rows]
         return MicroBatch(
             rows,
             torch.from_numpy(ids),

@@ -68,7 +68,7 @@ class Rank:
         return {
             "total_steps": self._state.total_steps(),
             "seed": self._state.seed,
-            "data": {name: {"rows": len(data), "sha256": data.fingerprint} for name, data in self._state.data.items()},
+            "data": {name: data.facts() for name, data in self._state.data.items()},
             "parameters": {
                 name: sum(p.numel() for p in model.loaded.model.parameters())
                 for name, model in self._state.models.items()

@@ -1,4 +1,4 @@
-"""Finding a reward function and calling it by the names of its parameters. Nothing here needs torch or ray.
+"""Calling a reward function by the names of its parameters. Nothing here needs torch or ray.
 
 A function gets what its parameters are called; every name is optional, `**columns` gets the data row's columns:
 
@@ -13,28 +13,27 @@ These cover verl (`data_source, solution_str, ground_truth, extra_info`), AReaL 
 completion_ids, **columns`) and TRL (`prompts, completions, **columns`). A coroutine function is run to its end.
 
 A score is a number or a bool, or a dict with the number under `score` and extras beside it (numbers,
-bools and text; anything else is kept as text).
+bools and text; anything else is kept as text). None instead of the number says that the reward does not apply to the
+sample; a NaN or an infinity that was computed is an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlflow.backends.ray_runtime.data_sources import describe, package, shorten
-from rlflow.diagnostics.diagnostic import RunFailure, did_you_mean, one_of
-from rlflow.ir.ops import DatasetScorer, DataSource, GymData, PythonReward, RewardSource
+from rlflow.backends.ray_runtime.data_sources import shorten
+from rlflow.backends.ray_runtime.python_modules import load_module
+from rlflow.diagnostics.diagnostic import RunFailure, did_you_mean
+from rlflow.ir.columns import is_batched
+from rlflow.ir.ops import PythonReward
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class Sample:
     response_ids: Sequence[int] = ()
 
 
-Scored = tuple[float, dict[str, Any]]
-"""A finite score and the extras beside it."""
+Scored = tuple[float | None, dict[str, Any]]
+"""A finite score, or None where the reward does not apply, and the extras beside it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class RewardFunction:
     @property
     def batched(self) -> bool:
         """Takes lists over samples, and wants whole groups in one call."""
-        return "prompts" in self.names or ("completions" in self.names and "prompt" not in self.names)
+        return is_batched(self.names)
 
     @property
     def wants_tokens(self) -> bool:
@@ -142,22 +141,25 @@ class RewardFunction:
                 raise self._wrong_result(f"returned a dict without `score`: {shorten(dict(result))}")
             extras = {str(key): _plain(value) for key, value in result.items() if key != "score"}
             result = result["score"]
+        simple = (bool, int, float, str, type(None))
+        extras = {key: value if isinstance(value, simple) else shorten(value) for key, value in extras.items()}
         if result is None:
-            raise self._wrong_result("returned None, but every sample needs a score")
+            return None, extras
         result = _plain(result)
         if not isinstance(result, numbers.Real):
             raise self._wrong_result(f"returned {type(result).__name__}, not a number: {shorten(result)}")
         score = float(result)
         if not math.isfinite(score):
             raise self._wrong_result(f"returned {score}, which is not a finite number")
-        simple = (bool, int, float, str, type(None))
-        return score, {key: value if isinstance(value, simple) else shorten(value) for key, value in extras.items()}
+        return score, extras
 
     def _wrong_result(self, what: str) -> RunFailure:
         return RunFailure(
             "RLF5005",
             f"reward `{self.name}` {what}",
-            help=('return a number, or {"score": number, ...}, for every sample',),
+            help=(
+                'return a number, or {"score": number, ...}, for every sample; None where the reward does not apply',
+            ),
         )
 
 
@@ -170,125 +172,6 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def load_reward(source: RewardSource, base_dir: Path, data: Mapping[str, DataSource]) -> RewardFunction:
-    """The function that `source` names. A module is looked for in `base_dir` first, then on the Python path.
-
-    `data`: the flow's data declarations by name, for a reward that a data set brings itself. Raises RunFailure
-    RLF5014 (RLF5012 for a missing package, RLF5015 for a data set without a scorer).
-    """
-    if isinstance(source, DatasetScorer):
-        return _load_scorer(source, data)
-    module_name, _, function_name = source.function.partition(":")
-    if not module_name or not function_name:
-        raise RunFailure("RLF5014", f"reward `{source.function}` is not of the form `module:function`")
-    module = _load_module(source, module_name, base_dir)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        near = did_you_mean(function_name, names)
-        raise RunFailure(
-            "RLF5014",
-            f"reward `{source.function}`: module `{module_name}` has no function `{function_name}`",
-            notes=(f"the module is `{module.__file__}`", f"it has {one_of(sorted(names)[:10]) or 'no functions'}"),
-            help=() if near is None else (f"did you mean `{module_name}:{near}`?",),
-        )
-    return _inspected(source, function)
-
-
-def _inspected(source: PythonReward, function: Callable[..., Any]) -> RewardFunction:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        parameters = None
-    if parameters is None or any(p.kind is p.POSITIONAL_ONLY for p in parameters):
-        raise RunFailure(
-            "RLF5014",
-            f"reward `{source.function}` cannot be called with named arguments",
-            help=("write a Python function with parameters such as `response` and `answer`",),
-        )
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return RewardFunction(
-        source.function,
-        function,
-        frozenset(p.name for p in named),
-        frozenset(p.name for p in named if p.default is p.empty),
-        any(p.kind is p.VAR_KEYWORD for p in parameters),
-    )
-
-
 def _load_module(source: PythonReward, name: str, base_dir: Path) -> ModuleType:
-    """Import `name`, `base_dir` being on sys.path only meanwhile.
-
-    So the module's own top-level imports find their neighbours, an import inside a function does not. A file beside
-    the .rlflow file is run afresh under its name, and sys.modules keeps what it had there: two flows in different
-    folders may both have a `rewards.py`.
-    """
-    stem = base_dir.joinpath(*name.split("."))
-    file = next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
-    before = sys.modules.get(name)
-    sys.path.insert(0, str(base_dir))
-    importlib.invalidate_caches()
-    try:
-        if file is None or "." in name:
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses and pickle look their module up while it runs
-        spec.loader.exec_module(module)
-        return module
-    except BaseException as error:  # a module may also call sys.exit
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise _import_failure(source, name, base_dir, error) from None
-    finally:
-        sys.path.remove(str(base_dir))
-        if file is not None and before is not None:
-            sys.modules[name] = before
-
-
-def _import_failure(source: PythonReward, name: str, base_dir: Path, error: BaseException) -> RunFailure:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None and (name == missing or name.startswith(f"{missing}.")):
-        near = did_you_mean(name, [path.stem for path in base_dir.glob("*.py")])
-        return RunFailure(
-            "RLF5014",
-            f"reward `{source.function}`: there is no module `{name}`",
-            notes=(f"looked in `{base_dir}` and on the Python path",),
-            help=() if near is None else (f"did you mean `{near}`?",),
-        )
-    return RunFailure(
-        "RLF5014",
-        f"reward `{source.function}`: importing module `{name}` failed",
-        notes=(describe(error),),
-        trace="".join(traceback.format_exception(error)),
-    )
-
-
-def _load_scorer(source: DatasetScorer, data: Mapping[str, DataSource]) -> RewardFunction:
-    """reasoning-gym's own scorer of the task, given the data row and the answer taken out of the response.
-
-    The answer is the text of the response's last `<answer>...</answer>`, or without such tags the whole response;
-    either way without white space around it.
-    """
-    declared = data[source.data]
-    if not isinstance(declared, GymData):
-        raise RunFailure("RLF5015", f"data `{source.data}` brings no scorer; only reasoning-gym data does")
-    gym = package("reasoning_gym", "examples")
-    try:
-        dataset = gym.create_dataset(declared.task, size=1, seed=declared.seed, **dict(declared.options))
-    except Exception as error:
-        raise RunFailure(
-            "RLF5015",
-            f"data `{source.data}`: reasoning-gym cannot make the scorer of task `{declared.task}`",
-            notes=(describe(error),),
-            trace=traceback.format_exc(),
-        ) from None
-
-    def score_answer(response: str, record: dict[str, Any]) -> Any:
-        found = gym.utils.extract_answer(response)
-        return dataset.score_answer(answer=(response if found is None else found).strip(), entry=record)
-
-    names = frozenset(("response", "record"))
-    return RewardFunction(f"{source.data}.scorer", score_answer, names, names, columns=False)
+    """`load_module` as environment_worker.py knows it."""
+    return load_module(f"reward `{source.function}`", name, base_dir)

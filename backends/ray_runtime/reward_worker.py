@@ -1,88 +1,34 @@
-"""Scoring samples in processes of their own, so that user code can be slow, hang or crash without taking a run along.
-
-A hanging function is stopped in two ways. Python code that waits or loops is given up by `score_rows`, which reports
-RLF5004; the pool then ends the process. Code that never lets go of the interpreter lock (a regular expression that
-backtracks for ever) would stop that very report, so a watchdog of the C library ends the process one second later and
-leaves the place in the code in the worker's mark file, from which the pool makes the same RLF5004.
-"""
+"""The processes that score samples, seen from outside: started, handed samples, watched, replaced."""
 
 from __future__ import annotations
 
-import faulthandler
 import itertools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
 
 from rlflow.backends.ray_runtime.data_sources import describe
-from rlflow.backends.ray_runtime.rewards import RewardFunction, Sample, Scores, load_reward, score_rows, timed_out
+from rlflow.backends.ray_runtime.reward_process import Loaded, RewardWorker
+from rlflow.backends.ray_runtime.rewards import (
+    Attempt,
+    Sample,
+    Scores,
+    Unit,
+    timed_out,
+    units_of,
+)
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import DataSource, RewardSource
 
 if TYPE_CHECKING:  # importing it takes torch along, which a reward worker has no use for
     from rlflow.backends.ray_runtime.batch import Batch
 
-WATCHDOG_GRACE_S = 1.0
 COLLECT_GRACE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What the pool needs to know of the reward a worker has loaded."""
-
-    name: str
-    batched: bool
-    wants_tokens: bool
-
-
-class RewardWorker:
-    """One loaded reward; made into a Ray actor by `RewardPool`. Failures are returned, so that Ray adds nothing."""
-
-    def __init__(self, source: RewardSource, base_dir: str, data: Mapping[str, DataSource], mark: str) -> None:
-        self._source = source
-        self._base_dir = Path(base_dir)
-        self._data = data
-        self._mark = Path(mark)
-        self._armed_at = 0.0
-        self._function: RewardFunction | None = None
-
-    def load(self) -> Loaded | RunFailure:
-        try:
-            self._function = load_reward(self._source, self._base_dir, self._data)
-        except RunFailure as failure:
-            return failure
-        self._mark.parent.mkdir(parents=True, exist_ok=True)  # another host than the pool's has no such folder yet
-        self._mark_file = self._mark.open("w+b", buffering=0)
-        return Loaded(self._function.name, self._function.batched, self._function.wants_tokens)
-
-    def score(self, samples: list[Sample]) -> Scores | RunFailure:
-        """After RLF5004 a call is still running in this process: end it."""
-        function = self._function
-        assert function is not None, "score before load"
-        timeout = self._source.timeout_us / 1e6
-        limit = timeout * (len(samples) if function.batched else 1) + WATCHDOG_GRACE_S
-
-        def on_start(index: int) -> None:
-            self._mark_file.seek(0)
-            self._mark_file.write(b"%9d\n" % index)
-            # Arming starts a thread, so fast functions share one; it still fires only after `timeout`.
-            if time.monotonic() - self._armed_at > WATCHDOG_GRACE_S / 2:
-                faulthandler.dump_traceback_later(limit, exit=True, file=self._mark_file)
-                self._armed_at = time.monotonic()
-
-        try:
-            return score_rows(function, samples, self._source.retries, timeout, on_start)
-        except RunFailure as failure:
-            return failure
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            self._armed_at = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +37,18 @@ class Handle:
 
     chunks: tuple[list[Sample], ...]
     refs: tuple[Any, ...]
+
+
+@dataclass
+class _Job:
+    """A chunk on its way: what is known of its samples, and what a worker has been asked for."""
+
+    worker: int
+    chunk: list[Sample]
+    units: list[Unit]
+    ref: Any
+    deadline: float
+    known: Attempt = field(default_factory=Attempt)
 
 
 class RewardPool:
@@ -121,6 +79,8 @@ class RewardPool:
         self._actors: list[Any] = []
         self._marks: list[Path] = []
         self._loaded: Loaded | None = None
+        self._starting: set[int] = set()
+        """Workers that replace another one and have not answered yet."""
 
     def open(self) -> None:
         """Start the workers unless they run. Raises RunFailure: what `load_reward` raises, RLF5008 or RLF5011."""
@@ -128,8 +88,7 @@ class RewardPool:
             return
         folder = Path(tempfile.mkdtemp(prefix="rlflow-reward-"))
         self._marks = [folder / str(index) for index in range(self._workers)]
-        remote = ray.remote(RewardWorker).options(**self._options)
-        self._actors = [remote.remote(self._source, str(self._base_dir), self._data, str(mark)) for mark in self._marks]
+        self._actors = [self._new_worker(mark) for mark in self._marks]
         try:
             results = ray.get([actor.load.remote() for actor in self._actors], timeout=self._start_timeout)
         except ray.exceptions.GetTimeoutError:
@@ -157,35 +116,79 @@ class RewardPool:
         rows = _samples(samples, self._loaded.wants_tokens)
         bounds = _split(rows, self._workers, whole_groups=self._loaded.batched)
         chunks = tuple(rows[first:last] for first, last in bounds)
-        return Handle(chunks, tuple(a.score.remote(c) for a, c in zip(self._actors, chunks, strict=False)))
+        units = [units_of(self._loaded.batched, len(chunk)) for chunk in chunks]
+        calls = zip(self._actors, chunks, units, strict=False)
+        return Handle(chunks, tuple(actor.score.remote(chunk, own) for actor, chunk, own in calls))
 
     def collect(self, handle: Handle) -> Scores:
         """float32 [rows] in the samples' order, and the extras by name. Waits for the slowest worker at most as long
         as its samples may take. After a failure the workers are ended; the next `start` makes new ones."""
-        tries = self._source.retries + 1
-        longest = max((len(chunk) for chunk in handle.chunks), default=0)
-        deadline = time.monotonic() + longest * tries * self._source.timeout_us / 1e6 + COLLECT_GRACE_S
-        results: dict[Any, Scores] = {}
-        waiting = list(handle.refs)
-        while waiting:
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=max(deadline - time.monotonic(), 0))
-            if not done:
-                index = handle.refs.index(waiting[0])
-                name = self._loaded.name if self._loaded else self.name
-                self.close()
-                raise timed_out(name, handle.chunks[index], self._source.timeout_us / 1e6)
-            index = handle.refs.index(done[0])
-            try:
-                result = ray.get(done[0])
-            except ray.exceptions.RayError as error:
-                failure = self._worker_died(index, handle.chunks[index], error)
-                self.close()
+        if not handle.refs:
+            return Attempt().scores(0)
+        assert self._loaded is not None
+        jobs = []
+        for worker, (chunk, ref) in enumerate(zip(handle.chunks, handle.refs, strict=True)):
+            units = units_of(self._loaded.batched, len(chunk))
+            jobs.append(_Job(worker, chunk, units, ref, self._deadline(units, worker)))
+        try:
+            while waiting := {job.ref: job for job in jobs if job.ref is not None}:
+                deadline = max(job.deadline for job in waiting.values())
+                done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(deadline - time.monotonic(), 0))
+                if not done:
+                    late = next(iter(waiting.values()))
+                    raise timed_out(self._loaded.name, late.chunk, self._source.timeout_us / 1e6)
+                self._receive(waiting[done[0]])
+            whole, first = Attempt(), 0
+            for job in jobs:
+                whole.scored |= {first + row: scored for row, scored in job.known.scored.items()}
+                whole.dropped |= {first + row: failure for row, failure in job.known.dropped.items()}
+                first += len(job.chunk)
+            return whole.scores(first)
+        except RunFailure:
+            self.close()
+            raise
+
+    def _receive(self, job: _Job) -> None:
+        """Take what a worker has to say about a chunk, and have a new one go on with what it left."""
+        try:
+            result = ray.get(job.ref)
+        except ray.exceptions.RayError as error:
+            unit, failure = self._worker_died(job, error)
+            if unit is None or self._source.on_error == "fail":
                 raise failure from None
-            if isinstance(result, RunFailure):
-                self.close()
-                raise result
-            results[done[0]] = result
-        return _joined([results[ref] for ref in handle.refs], handle.chunks)
+            result = Attempt(rest=[other for other in job.units if other != unit], hangs=True)
+            result.fail(unit, job.chunk, failure)
+        if isinstance(result, RunFailure):
+            raise result
+        job.known.scored |= result.scored
+        job.known.dropped |= result.dropped
+        job.ref = None
+        self._starting.discard(job.worker)
+        if result.hangs:
+            self._replace_worker(job.worker)
+        if result.rest:
+            job.units = result.rest
+            job.deadline = self._deadline(job.units, job.worker)
+            job.ref = self._actors[job.worker].score.remote(job.chunk, job.units)
+
+    def _deadline(self, units: Sequence[Unit], worker: int) -> float:
+        tries = self._source.retries + 1
+        if self._source.on_error == "drop":
+            tries *= 2  # a batched function is called again for each group
+        rows = sum(last - first for first, last in units)
+        start = self._start_timeout if worker in self._starting else 0.0
+        return time.monotonic() + rows * tries * self._source.timeout_us / 1e6 + COLLECT_GRACE_S + start
+
+    def _new_worker(self, mark: Path) -> Any:
+        remote = ray.remote(RewardWorker).options(**self._options)
+        return remote.remote(self._source, str(self._base_dir), self._data, str(mark))
+
+    def _replace_worker(self, index: int) -> None:
+        ray.kill(self._actors[index])
+        self._marks[index].unlink(missing_ok=True)
+        self._actors[index] = self._new_worker(self._marks[index])
+        self._starting.add(index)
+        self._actors[index].load.remote()  # calls of one actor run in order, so this one is done before the next
 
     def close(self) -> None:
         """End the workers at once, hanging ones too."""
@@ -196,22 +199,24 @@ class RewardPool:
         if self._marks:
             self._marks[0].parent.rmdir()
         self._actors, self._marks, self._loaded = [], [], None
+        self._starting.clear()
 
-    def _worker_died(self, index: int, chunk: list[Sample], error: Exception) -> RunFailure:
-        """RLF5004 when the watchdog ended the worker, else RLF5011. Without a mark (another host) any sample of the
-        chunk may be to blame."""
+    def _worker_died(self, job: _Job, error: Exception) -> tuple[Unit | None, RunFailure]:
+        """RLF5004 and the unit to blame when the watchdog ended the worker, else RLF5011. Without a mark (another
+        host) any sample of the chunk may be to blame."""
         assert self._loaded is not None
         try:
-            first, _, trace = self._marks[index].read_text(errors="replace").partition("\n")
+            first, _, trace = self._marks[job.worker].read_text(errors="replace").partition("\n")
         except OSError:
             first, trace = "", ""
-        if first.strip().isdigit() and not self._loaded.batched:
-            chunk = [chunk[int(first)]]
+        marked = int(first) if first.strip().isdigit() else -1
+        unit = next((unit for unit in job.units if unit[0] == marked), None)
+        chunk = job.chunk if unit is None else job.chunk[unit[0] : unit[1]]
         if trace.strip():
-            return timed_out(self._loaded.name, chunk, self._source.timeout_us / 1e6, trace.strip())
+            return unit, timed_out(self._loaded.name, chunk, self._source.timeout_us / 1e6, trace.strip())
         sample = chunk[0]
         where = "sample" if len(chunk) == 1 else f"one of {len(chunk)} samples, the first"
-        return RunFailure(
+        return None, RunFailure(
             "RLF5011",
             f"a worker of reward `{self._loaded.name}` died while scoring {where} {sample.index} "
             f"of the prompt with uid {sample.uid}",
@@ -247,13 +252,3 @@ def _split(rows: Sequence[Sample], parts: int, *, whole_groups: bool) -> list[tu
     units = len(cuts) - 1
     ends = [cuts[units * part // parts] for part in range(parts + 1)]
     return [(first, last) for first, last in itertools.pairwise(ends) if first < last]
-
-
-def _joined(results: Sequence[Scores], chunks: Sequence[Sequence[Sample]]) -> Scores:
-    scores = np.concatenate([np.empty(0, np.float32), *(scores for scores, _ in results)])
-    names = dict.fromkeys(name for _, extras in results for name in extras)
-    extras: dict[str, list[Any]] = {name: [] for name in names}
-    for (_, part), chunk in zip(results, chunks, strict=True):
-        for name in names:
-            extras[name] += part.get(name, [None] * len(chunk))
-    return scores, extras

@@ -1,24 +1,70 @@
-"""Scoring samples with a time limit each. A failure is a failure of the run, never a score. No torch, no ray here."""
+"""Scoring samples with a time limit each. A failure is never a score. No torch, no ray here.
+
+A sample that cannot be scored (its function raised or did not come back) stops the run, or with `on_error = drop` has
+the score NaN, which says "not applicable" to everything downstream. A result that is no score always stops the run.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rlflow.backends.ray_runtime.data_sources import describe, shorten
-from rlflow.backends.ray_runtime.reward_functions import RewardFunction, Sample, Scored, load_reward
+from rlflow.backends.ray_runtime.reward_functions import RewardFunction, Sample, Scored
+from rlflow.backends.ray_runtime.reward_loading import load_reward
 from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.sources import OnError
 
-__all__ = ["RewardFunction", "Sample", "Scores", "load_reward", "score_rows"]
+__all__ = ["DROPPED", "NOT_APPLICABLE", "RewardFunction", "Sample", "Scores", "load_reward", "score_rows"]
 
 Scores = tuple[np.ndarray, dict[str, list[Any]]]
-"""float32 [samples], and the extras by name, one entry per sample (None where a sample has no such extra)."""
+"""float32 [samples], NaN where the reward does not apply, and the extras by name, one entry per sample (None where a
+sample has no such extra). The three names below are among the extras only where there is something to say."""
+
+NOT_APPLICABLE = "reward_na"
+"""bool: the function returned None."""
+DROPPED = "reward_dropped"
+"""bool: the sample could not be scored."""
+ERROR = "reward_error"
+"""Why not, as text."""
+
+Unit = tuple[int, int]
+"""Samples (first, last) that one call scores: one sample, or for a batched function many."""
+
+
+@dataclass
+class Attempt:
+    """What came of some samples, by their place: scores, and for those that cannot be scored the reason."""
+
+    scored: dict[int, Scored] = field(default_factory=dict)
+    dropped: dict[int, RunFailure] = field(default_factory=dict)
+    rest: list[Unit] = field(default_factory=list)
+    """Not tried yet."""
+    hangs: bool = False
+    """A call is still running in this process: end it, and try the rest in another one."""
+
+    def fail(self, unit: Unit, samples: Sequence[Sample], failure: RunFailure) -> None:
+        """A unit cannot be scored: it is dropped, or when it has several groups, each is tried by itself."""
+        groups = _groups(unit, samples)
+        if len(groups) > 1:
+            self.rest = groups + self.rest
+        else:
+            self.dropped.update(dict.fromkeys(range(*unit), failure))
+
+    def scores(self, rows: int) -> Scores:
+        """Of all `rows` samples. Raises the first failure when no sample could be scored."""
+        if rows and len(self.dropped) == rows:
+            first = self.dropped[0]
+            notes = (*first.notes, f"none of the {rows} samples of this step could be scored")
+            raise RunFailure(first.code, first.message, notes=notes, help=first.help, trace=first.trace)
+        return _as_arrays(rows, self.scored, self.dropped)
 
 
 def score_rows(
@@ -26,31 +72,57 @@ def score_rows(
     samples: Sequence[Sample],
     retries: int,
     timeout: float,
-    on_start: Callable[[int], None] | None = None,
+    on_error: OnError = "fail",
 ) -> Scores:
-    """Score one sample after the other, a batched function all of them in one call.
+    """Score all samples in this process; raises what `attempt` raises, and see `Attempt.scores`."""
+    rest = units_of(function.batched, len(samples))
+    whole = Attempt()
+    while rest:
+        part = attempt(function, samples, rest, retries, timeout, on_error)
+        whole.scored |= part.scored
+        whole.dropped |= part.dropped
+        rest = part.rest
+    return whole.scores(len(samples))
+
+
+def units_of(batched: bool, rows: int) -> list[Unit]:
+    return [(0, rows)] * bool(rows) if batched else [(row, row + 1) for row in range(rows)]
+
+
+def attempt(
+    function: RewardFunction,
+    samples: Sequence[Sample],
+    units: Sequence[Unit],
+    retries: int,
+    timeout: float,
+    on_error: OnError = "fail",
+    on_start: Callable[[Unit], None] | None = None,
+) -> Attempt:
+    """Score one unit after the other, up to the first that does not come back.
 
     `timeout`: seconds for one try of one sample (times the number of samples for a batched function). `retries`: more
-    tries after one that raised or ran out of time. `on_start(i)` is told before a try of sample i.
+    tries after one that raised or ran out of time. `on_start` is told before a try of a unit.
 
-    Raises RunFailure: RLF5003 when the function raised, RLF5004 when it did not come back (its thread is then still
-    running, so the process should be ended), RLF5005 for a result that is no score, RLF5014 for a parameter that no
-    column fills.
+    Raises RunFailure: RLF5005 for a result that is no score, RLF5014 for a parameter that no column fills; unless
+    `on_error` is `drop`, RLF5003 when the function raised, RLF5004 when it did not come back (its thread is then
+    still running, so the process should be ended).
     """
+    done = Attempt(rest=list(units))
     thread = _CallThread()
-    scored: list[Scored] = []
-    step = max(len(samples), 1) if function.batched else 1
     try:
-        for start in range(0, len(samples), step):
-            chunk = samples[start : start + step]
-            for attempt in range(retries + 1):
+        while done.rest and not done.hangs:
+            unit = done.rest.pop(0)
+            chunk = samples[unit[0] : unit[1]]
+            for number in range(retries + 1):
                 if on_start is not None:
-                    on_start(start)
+                    on_start(unit)
                 try:
-                    scored += thread.call(partial(function.score, chunk), timeout * len(chunk))
+                    results = thread.call(partial(function.score, chunk), timeout * len(chunk))
+                    done.scored.update(zip(range(*unit), results, strict=True))
                     break
                 except _Expired:
                     thread = _CallThread()
+                    done.hangs = True
                     failure = timed_out(function.name, chunk, timeout)
                 except RunFailure as error:  # a wrong result stays wrong
                     raise _with_sample(error, chunk) from None
@@ -58,11 +130,14 @@ def score_rows(
                     if isinstance(error, KeyboardInterrupt):
                         raise
                     failure = _raised(function.name, chunk, error)
-                if attempt == retries:
+                if number < retries:
+                    continue
+                if on_error == "fail":
                     raise failure
+                done.fail(unit, samples, failure)
     finally:
         thread.stop()
-    return _as_arrays(scored)
+    return done
 
 
 def timed_out(name: str, chunk: Sequence[Sample], timeout: float, trace: str = "") -> RunFailure:
@@ -104,12 +179,24 @@ def _about(chunk: Sequence[Sample]) -> tuple[str, ...]:
     )
 
 
-def _as_arrays(scored: Sequence[Scored]) -> Scores:
-    names = dict.fromkeys(name for _, extras in scored for name in extras)
-    return (
-        np.array([score for score, _ in scored], dtype=np.float32),
-        {name: [extras.get(name) for _, extras in scored] for name in names},
-    )
+def _groups(unit: Unit, samples: Sequence[Sample]) -> list[Unit]:
+    """The unit's runs of samples of one prompt."""
+    first, last = unit
+    cuts = [row for row in range(first + 1, last) if samples[row].uid != samples[row - 1].uid]
+    return list(zip([first, *cuts], [*cuts, last], strict=True))
+
+
+def _as_arrays(rows: int, scored: Mapping[int, Scored], dropped: Mapping[int, RunFailure]) -> Scores:
+    nothing: Scored = (None, {})
+    values = [scored.get(row, nothing) for row in range(rows)]
+    names = dict.fromkeys(name for _, extras in values for name in extras)
+    extras = {name: [own.get(name) for _, own in values] for name in names}
+    if len(dropped) < sum(score is None for score, _ in values):
+        extras[NOT_APPLICABLE] = [score is None and row not in dropped for row, (score, _) in enumerate(values)]
+    if dropped:
+        extras[DROPPED] = [row in dropped for row in range(rows)]
+        extras[ERROR] = [dropped[row].message if row in dropped else None for row in range(rows)]
+    return np.array([np.nan if score is None else score for score, _ in values], dtype=np.float32), extras
 
 
 class _Expired(Exception):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.data import DataSet, open_data
-from rlflow.backends.ray_runtime.models import LoadedModel, load_model
+from rlflow.backends.ray_runtime.environments import EnvironmentPool
+from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train
+from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train, ValueModel, Values
 from rlflow.plan import Plan
+
+SMALL = 5_000_000
+"""Parameters of all models together below which a rank computes with one thread."""
 
 
 @dataclass
@@ -44,37 +48,69 @@ class RankState:
     models: dict[str, ModelState] = field(default_factory=dict)
     data: dict[str, DataSet] = field(default_factory=dict)
     rewards: dict[str, RewardPool] = field(default_factory=dict)
+    environments: dict[str, EnvironmentPool] = field(default_factory=dict)
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
 
     def load_models(self) -> None:
-        """Load what the pool's stages use. A frozen copy is taken before anything trains."""
-        wanted = {
-            name: [s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == name]
-            for name in (m.name for m in self.plan.models)
-        }
-        sources: dict[str, LoadedModel] = {}
+        """Load what the pool's stages use. Frozen copies and value models are made before anything trains."""
+        built: dict[str, LoadedModel] = {}
         for declared in self.plan.models:
-            stages = wanted[declared.name]
+            stages = [
+                s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == declared.name
+            ]
             if not stages:
                 continue
-            source = declared.source
-            base = declared.name
-            while isinstance(source, FrozenModel):
-                base = source.of
-                source = self.plan.model(base).source
-            if base not in sources:
-                sources[base] = load_model(source, self.base_dir)
-            loaded = sources[base]
-            if declared.name != base:
-                loaded = copy.copy(loaded)
-                loaded.model = copy.deepcopy(loaded.model).requires_grad_(False)
-            state = ModelState(loaded, source.compute)
+            loaded = self._build(declared.name, built)
+            state = ModelState(loaded, self._compute(declared.name))
             if any(isinstance(s.op, Generate) for s in stages):
-                state.engine = RolloutEngine(loaded, source.compute)
-            if any(isinstance(s.op, Train | Logprobs) for s in stages):
-                state.trainer = Trainer(loaded, source.compute)
+                state.engine = RolloutEngine(loaded, state.compute)
+            if any(isinstance(s.op, Train | Logprobs | Values) for s in stages):
+                state.trainer = Trainer(loaded, state.compute)
             self.models[declared.name] = state
+        self._check_tokenizers()
+        if sum(_parameters(model.loaded) for model in self.models.values()) < SMALL:
+            # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for
+            # the next one: with other processes on the machine a step takes ten times as long.
+            torch.set_num_threads(1)
+
+    def _build(self, name: str, built: dict[str, LoadedModel]) -> LoadedModel:
+        """The model `name`, read or derived once."""
+        if name not in built:
+            source = self.plan.model(name).source
+            if isinstance(source, FrozenModel | ValueModel):
+                built[name] = derive(self._build(source.of, built), source.kind)
+            else:
+                built[name] = load_model(source, self.base_dir)
+        return built[name]
+
+    def _compute(self, name: str) -> Literal["fp32", "bf16"]:
+        source = self.plan.model(name).source
+        return self._compute(source.of) if isinstance(source, FrozenModel | ValueModel) else source.compute
+
+    def _check_tokenizers(self) -> None:
+        """RLF5013 when a model reads token ids that another model's tokenizer made otherwise."""
+        for stage in self.plan.stages:
+            reader = self.models.get(getattr(stage.op, "model", ""))
+            if reader is None or isinstance(stage.op, Generate):
+                continue
+            for writer in sorted(self._writers(stage.inputs.get("samples", ""))):
+                ours, theirs = reader.loaded.tokenizer, self.models[writer].loaded.tokenizer
+                if ours is not theirs and ours.get_vocab() != theirs.get_vocab():
+                    raise RunFailure(
+                        "RLF5013",
+                        f"`{stage.op.model}` reads the tokens of `{writer}`, and their tokenizers differ",  # type: ignore[union-attr]
+                        help=("use checkpoints of one model family", "or score the text with a Python reward"),
+                    )
+
+    def _writers(self, stage_id: str) -> set[str]:
+        """Models that sampled what a stage gives."""
+        if not stage_id:
+            return set()
+        stage = self.plan.stage(stage_id)
+        if isinstance(stage.op, Generate):
+            return {stage.op.model} if stage.op.model in self.models else set()
+        return self._writers(stage.inputs.get("samples") or stage.inputs.get("rows") or "")
 
     def load_data(self) -> None:
         """Open every data set and turn its prompts into the ids of the model that answers them."""
@@ -95,6 +131,12 @@ class RankState:
             self.data[declared.name] = data_set
             self.cursors[declared.name] = 0
 
+        for environment in self.plan.environments:
+            if any(getattr(stage.op, "environment", None) == environment.name for stage in self.plan.stages):
+                pool = EnvironmentPool(environment.name, environment.source, self.base_dir)
+                pool.open()
+                self.environments[environment.name] = pool
+
     def _answering_models(self, data: str) -> dict[str, int]:
         """Models that generate from this data set's prompts, each with its largest max_new (tokens)."""
         found: dict[str, int] = {}
@@ -108,6 +150,8 @@ class RankState:
     def close(self) -> None:
         for reward in self.rewards.values():
             reward.close()
+        for environment in self.environments.values():
+            environment.close()
 
     def total_steps(self) -> int:
         """Steps that the plan's stop rule means with these data sets."""
@@ -121,3 +165,7 @@ class RankState:
         # The last, smaller part of an epoch is filled up from the next one, so no row is left out.
         steps = [-(-epochs * len(self.data[name]) // count) for name, count in counts.items()]
         return max(steps, default=1)
+
+
+def _parameters(loaded: LoadedModel) -> int:
+    return sum(parameter.numel() for parameter in loaded.model.parameters())

@@ -1,4 +1,4 @@
-"""Optimizer updates and log-probabilities of one model on packed samples.
+"""Optimizer updates and predictions (log-probabilities or values) of one model on packed samples.
 
 All sums that cross micro-batches or ranks use denominators of the whole mini-batch (see algorithms/aggregate.py), so
 how a mini-batch is cut changes the result by float rounding only.
@@ -6,124 +6,114 @@ how a mini-batch is cut changes the result by float rounding only.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
-from rlflow.backends.ray_runtime.algorithms.aggregate import aggregate, token_weights
-from rlflow.backends.ray_runtime.algorithms.kl import kl_estimate
-from rlflow.backends.ray_runtime.algorithms.losses import entropy, ppo_clip
 from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.forward import Spread, response_log_probs, response_values
+from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
-from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch_rows
+from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch_pairs, minibatch_rows
+from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, metric_names, micro_weights
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import AdamW, Entropy, Kl, PpoClip, Train
+from rlflow.ir.ops import AdamW, Dpo, Entropy, Train
 
 _LOGITS_LIMIT = 1 << 26
 """Logits computed at once. Beyond it the head runs in chunks, whose logits backward computes again."""
 _DEFAULT_BUDGET = 16384
 
-Spread = Literal["none", "value", "gradient"]
-"""Entropy: not computed, computed as a metric, or computed as part of the loss."""
-
-# Sums over tokens that become metrics, in the order they are reduced over ranks.
-_SUMS = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "actor/ppo_kl")
-
 
 class Trainer:
-    """Trains `loaded.model` in place. compute "bf16" runs matrix products in bf16 over the fp32 weights."""
+    """Trains `loaded.model` in place: a policy, or a value model. compute "bf16" runs matrix products in bf16 over the
+    fp32 weights."""
 
     def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"]) -> None:
         self.loaded = loaded
         self.compute = compute
         self.updates = 0
+        self.family = "critic" if isinstance(loaded.model, ValueHeadModel) else "actor"
+        """Which family of metrics, verl's word."""
         self._parameters = [p for p in loaded.model.parameters() if p.requires_grad]
         self._optimizer: torch.optim.AdamW | None = None
         self._pending_state: dict[str, Any] | None = None
 
-    # --- log-probabilities ----------------------------------------------------------------------------------------
+    # --- predictions ----------------------------------------------------------------------------------------------
 
     def logprobs(self, samples: Batch, temperature: float, microbatch_tokens: int = _DEFAULT_BUDGET) -> Packed:
         """Log-probability of every response token under softmax(logits / temperature): float32 per token.
 
         Temperature 0 (greedy sampling) means 1, as in the rollout engine. Cut into the same micro-batches as a `train`
-        whose mini-batch is these samples, so that there the ratio is exactly 1.
+        whose mini-batch is these samples, so that there the ratio is exactly 1. Tokens of an environment get 0.
         """
+        return self._predict(samples, temperature, microbatch_tokens)
+
+    def values(self, samples: Batch, microbatch_tokens: int = _DEFAULT_BUDGET) -> Packed:
+        """A value model's estimate before every response token: float32 per token. Tokens of an environment get 0."""
+        return self._predict(samples, 1.0, microbatch_tokens)
+
+    def _predict(self, samples: Batch, temperature: float, budget: int) -> Packed:
         sequences = Sequences(samples, self.loaded.pad_id)
-        out = torch.empty(len(sequences.responses.values), dtype=torch.float32)
-        for micro in sequences.micro_batches(np.arange(samples.rows), microbatch_tokens):
+        tokens = len(sequences.responses.values)
+        out = torch.empty(tokens) if sequences.counted is None else torch.zeros(tokens)
+        for micro in sequences.micro_batches(np.arange(samples.rows), budget):
             with torch.no_grad():
-                logp, _ = self._forward(micro, temperature)
-            out[torch.from_numpy(micro.source)] = logp.cpu()
+                predicted, _ = self._forward(micro, temperature)
+            out[torch.from_numpy(micro.source)] = predicted.cpu()
         return Packed(out, sequences.responses.offsets)
 
     def _forward(
         self, micro: MicroBatch, temperature: float, spread: Spread = "none"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy (nats) of the response tokens: float32 [tokens] each, the latter if asked for."""
+        """Predictions [tokens] that carry the gradient, and the policy's entropies if asked for."""
         model = self.loaded.model
-        device = model.device
-        autocast = (
-            torch.autocast(device.type, dtype=torch.bfloat16) if self.compute == "bf16" else contextlib.nullcontext()
-        )
-        with autocast:
-            # Padding is on the right and attention is causal, so no mask is needed: no real token sees padding.
-            hidden = model.get_decoder()(input_ids=micro.ids.to(device), use_cache=False).last_hidden_state
-            hidden = hidden.flatten(0, 1)[micro.read.to(device)]
-            targets = micro.targets.to(device)
-            rows = max(1, _LOGITS_LIMIT // model.config.vocab_size)
-            if len(hidden) <= rows:
-                return self._head(hidden, targets, temperature, spread)
-            parts = [
-                checkpoint(self._head, h, t, temperature, spread, use_reentrant=False)
-                for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
-            ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-    def _head(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, spread: Spread
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.loaded.model.lm_head(hidden).float()
-        if temperature not in (0.0, 1.0):
-            logits = logits / temperature
-        log_probs = torch.log_softmax(logits, -1)
-        logp = log_probs.gather(1, targets[:, None])[:, 0]
-        if spread == "none":
-            return logp, logp.new_zeros(0)
-        return logp, entropy(log_probs if spread == "gradient" else log_probs.detach())
+        if self.family == "critic":
+            values = response_values(model, self.compute, micro)
+            return values, values.new_zeros(0)
+        return response_log_probs(model, self.compute, micro, temperature, spread, limit=_LOGITS_LIMIT)
 
     # --- updates --------------------------------------------------------------------------------------------------
 
     def train(
         self,
         samples: Batch,
-        advantages: np.ndarray,
+        advantages: np.ndarray | Packed | None,
         op: Train,
         *,
-        reference: Packed | None,
-        old: Packed | None,
         seed: int,
         step: int,
+        reference: Packed | None = None,
+        old: Packed | None = None,
+        teacher: Packed | None = None,
+        returns: Packed | None = None,
+        values: Packed | None = None,
+        row_weights: np.ndarray | None = None,
+        counted: np.ndarray | None = None,
         group: dist.ProcessGroup | None = None,
         rows: np.ndarray | None = None,
     ) -> dict[str, float]:
         """`op.epochs` passes over the samples in mini-batches, one AdamW update each; the metrics' means over them.
 
+        What a loss term does not read may be None. Tokens whose `mask` in the samples is 0 are an environment's: the
+        model reads them, no loss, metric or denominator does.
+
         Args:
-            advantages: float [samples], the same for every token of a sample.
-            reference: log-probabilities for the KL terms, `old`: those of the policy the ratio is taken against,
-                float32 per response token. Without `old` the ratio is taken against the current weights: it is 1
-                and only its gradient counts.
+            advantages: float [samples], the same for every token of a sample, or float32 per response token.
+            reference: log-probabilities for the KL and DPO terms, `teacher`: for distillation, `old`: those of the
+                policy the ratio is taken against, float32 per response token. Without `old` the ratio is taken
+                against the current weights: it is 1 and only its gradient counts.
+            returns, values: what a value model is to say, and what it said before the update; float32 per token.
+            row_weights: float [samples], the flow's own factor of every sample's loss; denominators do not change.
+            counted: bool [samples], False = the sample is in no loss, metric or denominator. Default: all.
             group: data parallelism. Every rank calls with its own part of the batch; `rows` int64 [samples] are its
                 samples' numbers in the whole batch (default: ranks hold consecutive parts). Mini-batches are those of
                 the whole batch (`minibatch_rows`), so the result does not depend on the split; a rank may hold any
                 number of a mini-batch's samples, none included.
 
-        A mini-batch without a response token is skipped (`actor/skipped_updates` counts them).
+        With a DPO term rows 2i and 2i + 1 are a pair, which is never divided. A mini-batch without a response token is
+        skipped (`actor/skipped_updates` counts them).
         RunFailure: RLF5009 when a loss or a gradient is not finite; weights and optimizer are then untouched.
         """
         optimizer = self._make_optimizer(op.optimizer)
@@ -131,83 +121,87 @@ class Trainer:
         total, numbers = self._whole_batch(samples.rows, rows, group)
         local = np.full(total, -1, dtype=np.int64)
         local[numbers] = np.arange(samples.rows)
+        paired = any(isinstance(term, Dpo) for term in op.loss)
+        cut = minibatch_pairs if paired else minibatch_rows
         parts = [
-            (chosen, local[chosen][local[chosen] >= 0])
+            local[chosen][local[chosen] >= 0]
             for epoch in range(op.epochs)
-            for chosen in minibatch_rows(total, op.minibatch, seed=seed, step=step, epoch=epoch)
+            for chosen in cut(total, op.minibatch, seed=seed, step=step, epoch=epoch)
         ]
-        tokens = torch.tensor([float(sequences.response_lengths[mine].sum()) for _, mine in parts], dtype=torch.float64)
+        if counted is not None:
+            kept = counted.reshape(-1, 2).all(1).repeat(2) if paired else counted
+            parts = [mine[kept[mine]] for mine in parts]
+        totals = torch.tensor(
+            [[float(sequences.counts[mine].sum()) for mine in parts], [float(len(mine)) for mine in parts]],
+            dtype=torch.float64,
+        )
         if group is not None:
-            dist.all_reduce(tokens, group=group)
+            dist.all_reduce(totals, group=group)
+        columns = {"reference": reference, "old": old, "teacher": teacher, "returns": returns, "values": values}
+        source = Source(
+            sequences,
+            {name: column for name, column in columns.items() if column is not None},
+            advantages if advantages is None or isinstance(advantages, Packed) else np.asarray(advantages, np.float32),
+            None if row_weights is None else torch.from_numpy(np.asarray(row_weights, dtype=np.float32)),
+            unit=2 if paired else 1,
+        )
+        names = metric_names(op, self.family)
         history: list[dict[str, float]] = []
         skipped = 0
-        for (chosen, mine), total_tokens in zip(parts, tokens.tolist(), strict=True):
+        for mine, (total_tokens, total_rows) in zip(parts, totals.T.tolist(), strict=True):
             if not total_tokens:
                 skipped += 1
                 continue
-            sums = self._accumulate(
-                sequences, mine, advantages, op, reference, old, total_tokens=total_tokens, total_rows=len(chosen)
-            )
-            history.append(self._update(optimizer, op, sums, step, group))
+            sums = self._accumulate(source, mine, op, names, total_tokens=total_tokens, total_rows=total_rows)
+            history.append(self._update(optimizer, op, names, sums, step, group))
         metrics = {key: float(np.mean([entry[key] for entry in history])) for key in (history[0] if history else ())}
         if not history:
-            metrics["actor/loss"] = 0.0
+            metrics[f"{self.family}/loss"] = 0.0
         if skipped:
-            metrics["actor/skipped_updates"] = float(skipped)
+            metrics[f"{self.family}/skipped_updates"] = float(skipped)
         return metrics
 
     def _accumulate(
         self,
-        sequences: Sequences,
+        source: Source,
         rows: np.ndarray,
-        advantages: np.ndarray,
         op: Train,
-        reference: Packed | None,
-        old: Packed | None,
+        names: tuple[str, ...],
         *,
         total_tokens: float,
-        total_rows: int,
+        total_rows: float,
     ) -> torch.Tensor:
-        """Gradients of one mini-batch's samples on this rank; returns the metric sums, float64 [len(_SUMS)]."""
-        sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+        """Gradients of one mini-batch's samples on this rank; returns the metric sums, float64 [len(names)]."""
+        sums = torch.zeros(len(names), dtype=torch.float64)
         device = self.loaded.model.device
         for parameter in self._parameters:
             parameter.grad = None
         spread: Spread = "gradient" if any(isinstance(term, Entropy) for term in op.loss) else "value"
-        for micro in sequences.micro_batches(rows, op.microbatch_tokens):
-            source = torch.from_numpy(micro.source)
-            logp, entropies = self._forward(micro, op.temperature, spread)
-            weights = token_weights(micro.lengths, op.aggregate, total_tokens=total_tokens, total_rows=total_rows)
-            weights = weights.to(device)
-            per_sample = torch.from_numpy(np.asarray(advantages, dtype=np.float32)[micro.rows])
-            per_token = torch.repeat_interleave(per_sample, micro.lengths).to(device)
-            before = logp.detach() if old is None else old.values[source].to(device)
-            loss = logp.new_zeros(())
-            found: dict[str, torch.Tensor] = {}
-            for term in op.loss:
-                if isinstance(term, PpoClip):
-                    surrogate = ppo_clip(logp, before, per_token, term.clip_low, term.clip_high)
-                    value = aggregate(surrogate.loss, weights)
-                    found["actor/pg_loss"] = value
-                    found["actor/pg_clipfrac"] = surrogate.clipped.sum() / total_tokens
-                    found["actor/ppo_kl"] = surrogate.kl.sum() / total_tokens
-                elif isinstance(term, Kl):
-                    assert reference is not None, "a kl term needs the reference's log-probs"
-                    value = aggregate(kl_estimate(logp, reference.values[source].to(device), term.estimator), weights)
-                    found["actor/kl_loss"] = value
-                else:
-                    value = aggregate(entropies, weights)
-                loss = loss + term.weight * value
-            found["actor/entropy"] = entropies.detach().sum() / total_tokens
-            found["actor/loss"] = loss
+        for micro in source.sequences.micro_batches(rows, op.microbatch_tokens, source.unit):
+            predicted, entropies = self._forward(micro, op.temperature, spread)
+            lengths = micro.lengths.to(device)
+            factors = None if source.factors is None else source.factors[torch.from_numpy(micro.rows)].to(device)
+            weights = micro_weights(op, lengths, factors, total_tokens=total_tokens, total_rows=total_rows)
+            inputs = Inputs(
+                predicted, entropies, lengths, weights, factors, source.gather(micro, device), total_tokens, total_rows
+            )
+            loss, found = evaluate_terms(op, inputs)
+            if self.family == "actor":
+                found["actor/entropy"] = entropies.detach().sum() / total_tokens
+            found[f"{self.family}/loss"] = loss
             loss.backward()
-            for index, name in enumerate(_SUMS):
-                if name in found:
-                    sums[index] += float(found[name].detach())
+            for index, name in enumerate(names):
+                sums[index] += float(found[name].detach())
         return sums
 
     def _update(
-        self, optimizer: torch.optim.AdamW, op: Train, sums: torch.Tensor, step: int, group: dist.ProcessGroup | None
+        self,
+        optimizer: torch.optim.AdamW,
+        op: Train,
+        names: tuple[str, ...],
+        sums: torch.Tensor,
+        step: int,
+        group: dist.ProcessGroup | None,
     ) -> dict[str, float]:
         """Reduce over ranks, check, clip, step. Nothing is changed when a number is not finite."""
         if group is not None:
@@ -215,9 +209,9 @@ class Trainer:
             self._reduce_gradients(group)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        values = dict(zip(_SUMS, sums.tolist(), strict=True))
+        values = dict(zip(names, sums.tolist(), strict=True))
         grad_norm = float(norm)
-        for name, value in (("loss", values["actor/loss"]), ("gradient norm", grad_norm)):
+        for name, value in (("loss", values[f"{self.family}/loss"]), ("gradient norm", grad_norm)):
             if not np.isfinite(value):
                 raise RunFailure(
                     "RLF5009",
@@ -234,9 +228,7 @@ class Trainer:
             parameter_group["lr"] = rate
         optimizer.step()
         self.updates += 1
-        if not any(isinstance(term, Kl) for term in op.loss):
-            del values["actor/kl_loss"]
-        return {**values, "actor/grad_norm": grad_norm, "actor/lr": rate}
+        return {**values, f"{self.family}/grad_norm": grad_norm, f"{self.family}/lr": rate}
 
     def _reduce_gradients(self, group: dist.ProcessGroup) -> None:
         """Sum gradients over ranks. A rank without samples in this mini-batch contributes zeros."""

@@ -20,7 +20,7 @@ from rlflow.backends.visualizers.words import (
     describe_span,
     model_of,
 )
-from rlflow.ir.ops import DatasetScorer, FrozenModel, Score, Take
+from rlflow.ir.ops import DatasetScorer, FrozenModel, Generate, Score, Take, ValueModel
 from rlflow.plan import Instruction, Plan
 
 Shape = Literal["data", "model", "reward", "stage", "instruction"]
@@ -110,13 +110,17 @@ class _Builder:
             state = "trained" if model.trainable else "frozen"
             words = (model.name, describe_source(model.source), f"weights, {state}")
             self._box(Box(f"model.{model.name}", "model", words, stroke("model"), describe_span(model.span)))
-            if isinstance(model.source, FrozenModel):
+            if isinstance(model.source, FrozenModel | ValueModel):
                 self._arrow(f"model.{model.source.of}", f"model.{model.name}", "order", "copied at the start")
         for reward in plan.rewards:
             lines = (reward.name, describe_source(reward.source))
             self._box(Box(f"reward.{reward.name}", "reward", lines, stroke("reward"), describe_span(reward.span)))
             if isinstance(reward.source, DatasetScorer):
                 self._arrow(f"data.{reward.source.data}", f"reward.{reward.name}", "uses", "")
+        for environment in plan.environments:
+            lines = (environment.name, describe_source(environment.source))
+            box_id = f"environment.{environment.name}"
+            self._box(Box(box_id, "reward", lines, stroke("reward"), describe_span(environment.span)))
 
     def stages(self) -> None:
         for stage in self.plan.stages:
@@ -138,6 +142,8 @@ class _Builder:
             self._member(stage.phase, stage.pool, box.id)
             if isinstance(stage.op, Take):
                 self._arrow(f"data.{stage.op.data}", box.id, "data", "prompts")
+            if isinstance(stage.op, Generate) and stage.op.environment is not None:
+                self._arrow(f"environment.{stage.op.environment}", box.id, "uses", "")
             if isinstance(stage.op, Score):
                 self._arrow(f"reward.{stage.op.reward}", box.id, "uses", "")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rlflow.backends.visualizers.loss_words import describe_loss, describe_optimizer
 from rlflow.backends.visualizers.words import (
     describe_because,
     describe_instruction,
@@ -16,7 +17,7 @@ from rlflow.backends.visualizers.words import (
     describe_source,
     describe_span,
 )
-from rlflow.ir.ops import FrozenModel, LossTerm, Train
+from rlflow.ir.ops import FrozenModel, Train, ValueModel
 from rlflow.plan import Channel, Instruction, Layout, Plan, Program, Stage
 
 if TYPE_CHECKING:
@@ -65,32 +66,6 @@ class _Summary:
 
         for style, line in summary_lines(self.plan, options.max_width):
             yield Text(line, _RICH[style], no_wrap=True, overflow="crop")
-
-
-def describe_loss(train: Train) -> str:
-    """The loss in words, and where the KL term enters."""
-    text = " + ".join(_describe_term(term) for term in train.loss)
-    if not any(term.kind == "kl" for term in train.loss):
-        text += "; no KL term"
-    mean = {
-        "token_mean": "mean over all tokens",
-        "seq_mean_token_mean": "mean over samples of each sample's token mean",
-        "seq_mean_token_sum": "mean over samples of each sample's token sum",
-    }[train.aggregate]
-    return f"{text}; {mean}"
-
-
-def describe_optimizer(train: Train) -> str:
-    """Optimizer, batch sizes (samples) and gradient clipping in words."""
-    adamw = train.optimizer
-    warmup = f", warm-up {adamw.warmup} updates" if adamw.warmup else ""
-    batch = f"minibatch {train.minibatch} samples" if train.minibatch else "one minibatch"
-    clip = f"gradient norm clipped at {train.max_grad_norm:g}" if train.max_grad_norm else "no gradient clipping"
-    betas = f"betas {adamw.beta1:g}/{adamw.beta2:g}"
-    return (
-        f"AdamW lr {adamw.lr:g}, {betas}, decay {adamw.weight_decay:g}{warmup}; {batch}, "
-        f"{train.epochs} epoch{'s' * (train.epochs != 1)}, {clip}"
-    )
 
 
 def describe_guarantee(channel: Channel) -> str:
@@ -217,16 +192,9 @@ def _precision(plan: Plan, model: str) -> tuple[str, str]:
     source = plan.model(model).source
     if isinstance(source, FrozenModel):
         return _precision(plan, source.of)
+    if isinstance(source, ValueModel):
+        return _precision(plan, source.of)[0], f"starts from {describe_source(source)}"
     return source.compute, f"starts from {describe_source(source)}"
-
-
-def _describe_term(term: LossTerm) -> str:
-    factor = "" if term.weight == 1 else f"{term.weight:g} x "
-    if term.kind == "ppo_clip":
-        return f"{factor}clipped policy gradient, ratio in [{1 - term.clip_low:g}, {1 + term.clip_high:g}]"
-    if term.kind == "kl":
-        return f"{factor}KL to the reference in the loss, not in the reward (estimator {term.estimator})"
-    return f"{factor}entropy of the policy"
 
 
 def _shorten(section: list[Line]) -> None:

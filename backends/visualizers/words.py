@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from rlflow.ir.ops import (
+    BestOf,
+    BestWorst,
+    Combine,
     DatasetScorer,
     DataSource,
+    EnvironmentSource,
+    FieldOf,
     FileData,
     FrozenModel,
+    Gae,
     Generate,
     GroupNormalize,
+    GymData,
     HfModel,
+    KlReward,
     Logprobs,
+    MixedGroups,
+    ModelScore,
     ModelSource,
     Op,
+    Overlong,
+    PresetModel,
+    PythonEnvironment,
     PythonReward,
+    ReinforcePp,
+    Remax,
+    RewardModel,
     RewardSource,
+    Rloo,
     Score,
     Take,
     TinyModel,
     Train,
+    ValueModel,
+    Values,
 )
 from rlflow.plan import Because, Instruction, Layout, Pool, SpanRef
 
@@ -31,15 +50,77 @@ def describe_op(op: Op) -> str:
         text = f"generate n={op.n} max_new={op.max_new}"
         text += " greedy" if op.temperature == 0 else f" temperature={op.temperature:g}"
         text += "" if op.top_p == 1.0 else f" top_p={op.top_p:g}"
-        return text + ("" if op.top_k == 0 else f" top_k={op.top_k}")
+        text += "" if op.top_k == 0 else f" top_k={op.top_k}"
+        return text + ("" if op.environment is None else f" in {op.environment} turns={op.turns}")
     if isinstance(op, Logprobs):
         return f"logprobs of {op.model} temperature={op.temperature:g}"
     if isinstance(op, Score):
         return f"score with {op.reward}"
+    if isinstance(op, ModelScore):
+        return f"score with the model {op.model}"
+    if isinstance(op, Values):
+        return f"values of {op.model}"
+    if isinstance(op, Train):
+        batch = "whole batch" if op.minibatch == 0 else f"minibatch={op.minibatch}"
+        return f"train {batch}" + ("" if op.epochs == 1 else f" epochs={op.epochs}")
+    return _describe_columns(op)
+
+
+def _describe_columns(
+    op: (
+        Combine
+        | FieldOf
+        | GroupNormalize
+        | Rloo
+        | ReinforcePp
+        | Remax
+        | KlReward
+        | Gae
+        | Overlong
+        | BestOf
+        | BestWorst
+        | MixedGroups
+    ),
+) -> str:
+    """Ops on columns, and selections."""
+    if isinstance(op, Combine):
+        return _describe_sum(op)
+    if isinstance(op, FieldOf):
+        return f"column {op.field}"
     if isinstance(op, GroupNormalize):
         return "group_normalize" + ("" if op.std else " mean only")
-    batch = "whole batch" if op.minibatch == 0 else f"minibatch={op.minibatch}"
-    return f"train {batch}" + ("" if op.epochs == 1 else f" epochs={op.epochs}")
+    if isinstance(op, Rloo):
+        return "rloo: minus the mean of the others"
+    if isinstance(op, ReinforcePp):
+        return "reinforce_pp: whitened over the batch" + (" after the group's mean" if op.baseline else "")
+    if isinstance(op, Remax):
+        return "remax: minus the greedy response's reward"
+    if isinstance(op, KlReward):
+        return f"kl_reward weight={op.weight:g}"
+    if isinstance(op, Gae):
+        name = "returns" if op.output == "returns" else "gae"
+        return f"{name} gamma={op.gamma:g} lambda={op.lam:g}" + (" whitened" if op.whiten else "")
+    if isinstance(op, Overlong):
+        return f"overlong limit={op.limit} buffer={op.buffer}"
+    if isinstance(op, BestOf):
+        return f"best {op.keep} of each group" + ("" if op.at_least is None else f" with score >= {op.at_least:g}")
+    if isinstance(op, BestWorst):
+        return "best and worst of each group"
+    refill = f" refill<={op.refill}" if op.refill else ""
+    return f"groups with different scores{refill}, {op.on_short} when too few"
+
+
+def _describe_sum(op: Combine) -> str:
+    """A weighted sum by its ports, such as `c0 + 0.5 c1 - 1`."""
+    text = ""
+    parts = [*((weight, f"c{index}") for index, weight in enumerate(op.weights)), (op.constant, "")]
+    for number, name in parts:
+        if not name and number == 0:
+            continue
+        sign = ("-" if number < 0 else "") if not text else (" - " if number < 0 else " + ")
+        size = "" if name and abs(number) == 1 else f"{abs(number):g}"
+        text += sign + " ".join(filter(None, (size, name)))
+    return text
 
 
 def describe_layout(layout: Layout) -> str:
@@ -64,8 +145,8 @@ def describe_instruction(instruction: Instruction) -> str:
     return f"{instruction.kind} {instruction.stage}"
 
 
-def describe_source(source: DataSource | ModelSource | RewardSource) -> str:
-    """Where a data set, a model or a reward comes from, in one line."""
+def describe_source(source: DataSource | ModelSource | RewardSource | EnvironmentSource) -> str:
+    """Where a data set, a model, a reward or an environment comes from, in one line."""
     if isinstance(source, FileData):
         return f"{source.format} {source.path}"
     if isinstance(source, HfModel):
@@ -74,10 +155,19 @@ def describe_source(source: DataSource | ModelSource | RewardSource) -> str:
         return f"tiny {source.architecture} {source.layers} layers, hidden {source.hidden}, compute {source.compute}"
     if isinstance(source, FrozenModel):
         return f"frozen copy of {source.of}"
+    if isinstance(source, ValueModel):
+        return f"value head on {source.of}'s first weights"
+    if isinstance(source, RewardModel):
+        return f"reward model {source.path} compute {source.compute}"
+    if isinstance(source, PresetModel):
+        return f"preset {source.name} without weights"
     if isinstance(source, PythonReward):
         return f"python {source.function}"
+    if isinstance(source, PythonEnvironment):
+        return f"python {source.target}"
     if isinstance(source, DatasetScorer):
         return f"scorer of {source.data}"
+    assert isinstance(source, GymData)
     return f"reasoning_gym {source.task} size {source.size}"
 
 
@@ -93,4 +183,4 @@ def describe_span(span: SpanRef) -> str:
 
 def model_of(op: Op) -> str | None:
     """The model an op computes with; None for ops without one."""
-    return op.model if isinstance(op, Generate | Logprobs | Train) else None
+    return op.model if isinstance(op, Generate | Logprobs | Values | ModelScore | Train) else None

@@ -1,22 +1,16 @@
-"""The machines a plan is for, and what a schedule asks of them. No costs yet."""
+"""The machines a plan is for, and what a schedule asks of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from rlflow.cluster import presets
 from rlflow.diagnostics import Span
 
-# Device name in .rlflow files -> torch device type.
-DEVICE_TYPES: dict[str, str] = {
-    "cpu": "cpu",
-    "ascend_910b": "npu",
-    "ascend_910c_die": "npu",
-    "a100": "cuda",
-    "h100": "cuda",
-    "h800": "cuda",
-    "h200": "cuda",
-    "h20": "cuda",
-}
+DEVICE_TYPES: dict[str, str] = {name: presets.torch_device(name) for name in presets.device_names()}
+"""Device name in .rlflow files to torch device type: cpu, npu or cuda."""
 
 LOCAL = "local"
 """Name of the cluster that stands for the machine rlflow runs on."""
@@ -31,6 +25,17 @@ class Host:
     devices: int
     memory_bytes: int | None = None
     cpus: int | None = None
+    supernode: str | None = None
+    """Name of the supernode that the host is part of; hosts of one share a scale-up network."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Facts of one device (SI units, in the key names); a fact that is not known is a KeyError."""
+        return {} if self.device == "cpu" else presets.device(self.device)
+
+    @property
+    def torch_device(self) -> str:
+        return DEVICE_TYPES[self.device]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ CODES: Final[dict[str, str]] = {
     "RLF0005": "reserved-word",
     "RLF0006": "unused-suppression",
     "RLF0007": "wrong-suppression",
+    "RLF0008": "import-cycle",
     # 1xxx names and types
     "RLF1001": "unknown-name",
     "RLF1002": "defined-twice",
@@ -32,6 +33,8 @@ CODES: Final[dict[str, str]] = {
     "RLF1015": "no-training",
     "RLF1016": "same-weights",
     "RLF1017": "kl-without-effect",
+    "RLF1018": "normalised-twice",
+    "RLF1019": "kl-twice",
     # 2xxx placement, memory, resources
     "RLF2001": "does-not-divide",
     "RLF2002": "group-too-small",
@@ -58,6 +61,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5013": "bad-model",
     "RLF5014": "bad-reward-function",
     "RLF5015": "bad-data",
+    "RLF5016": "too-few-groups",
     "RLF5017": "environment-failed",
     # 9xxx internal
     "RLF9001": "internal-error",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import eq, ge, gt, le, lt, ne
 
 from rlflow.diagnostics import Diagnostic, Label, Severity, did_you_mean
 from rlflow.frontend.units import UNITS
@@ -20,6 +21,15 @@ class Qty:
 
 Value = Qty | str | bool | None | tuple["Value", ...]
 
+
+_ORDER: dict[str, Callable[[float, float], bool]] = {
+    "==": eq,
+    "!=": ne,
+    "<": lt,
+    "<=": le,
+    ">": gt,
+    ">=": ge,
+}
 
 LARGEST = 1e300
 """Of any number; whatever is smaller can be a float, and so can its product with a unit."""
@@ -72,8 +82,12 @@ def is_constant(expr: nodes.Expr, scope: Mapping[str, Value]) -> bool:
             return all(is_constant(item, scope) for item in expr.items)
         case nodes.Binary():
             return is_constant(expr.left, scope) and is_constant(expr.right, scope)
-        case nodes.Negate():
+        case nodes.Compare() | nodes.Logic():
+            return is_constant(expr.left, scope) and is_constant(expr.right, scope)
+        case nodes.Negate() | nodes.Not():
             return is_constant(expr.operand, scope)
+        case nodes.Conditional():
+            return all(is_constant(part, scope) for part in (expr.then, expr.condition, expr.otherwise))
     return False
 
 
@@ -106,7 +120,47 @@ def evaluate(expr: nodes.Expr, scope: Mapping[str, Value], report: Reporter) -> 
             return Qty(-operand.number, operand.dimension)
         case nodes.Binary():
             return _finite(_binary(expr, scope, report), expr, report)
+        case nodes.Compare():
+            return _compare(expr, scope, report)
+        case nodes.Logic():
+            left = truth(expr.left, scope, report)
+            return left if left == (expr.operator == "or") else truth(expr.right, scope, report)
+        case nodes.Not():
+            return not truth(expr.operand, scope, report)
+        case nodes.Conditional():
+            chosen = expr.then if truth(expr.condition, scope, report) else expr.otherwise
+            return evaluate(chosen, scope, report)
     raise report.error("RLF1007", "a constant is needed here, known before the run", Label(expr.span))
+
+
+def truth(expr: nodes.Expr, scope: Mapping[str, Value], report: Reporter) -> bool:
+    """The value of a condition; raises Poison after reporting when it is not true or false."""
+    value = evaluate(expr, scope, report)
+    if isinstance(value, bool):
+        return value
+    raise report.error(
+        "RLF1007",
+        "a condition is true or false",
+        Label(expr.span, f"this is {describe(value)}"),
+        help=("compare it, for example with `> 0`",) if isinstance(value, Qty) else (),
+    )
+
+
+def _compare(expr: nodes.Compare, scope: Mapping[str, Value], report: Reporter) -> bool:
+    left = evaluate(expr.left, scope, report)
+    right = evaluate(expr.right, scope, report)
+    if isinstance(left, Qty) and isinstance(right, Qty):
+        if left.dimension != right.dimension:
+            raise report.error("RLF1005", f"cannot compare {describe(left)} with {describe(right)}", Label(expr.span))
+        return _ORDER[expr.operator](left.number, right.number)
+    if expr.operator not in ("==", "!="):
+        side, value = (expr.right, right) if isinstance(left, Qty) else (expr.left, left)
+        raise report.error(
+            "RLF1007", f"`{expr.operator}` needs numbers", Label(side.span, f"this is {describe(value)}")
+        )
+    if left is not None and right is not None and type(left) is not type(right):
+        raise report.error("RLF1007", f"cannot compare {describe(left)} with {describe(right)}", Label(expr.span))
+    return (left == right) == (expr.operator == "==")
 
 
 def _finite(value: Qty, expr: nodes.Expr, report: Reporter) -> Qty:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlflow.cluster import presets
-from rlflow.diagnostics import Label, did_you_mean
+from rlflow.diagnostics import Diagnostic, Label
 from rlflow.frontend.bind import Bound, Scope, bind
 from rlflow.frontend.constants import Poison, Reporter
+from rlflow.frontend.data_files import GYM_ROW, Row, file_data
 from rlflow.frontend.parameters import OnError, Parameter, Reference
+from rlflow.frontend.python_names import check_parameters, find_python
 from rlflow.frontend.signatures import DECLARATIONS, FUNCTIONS, ON_ERRORS
 from rlflow.grammar import nodes
 from rlflow.ir import ops
@@ -33,9 +34,13 @@ class Declarations:
         self.environments: dict[str, Environment] = {}
         self.poisoned: dict[str, str] = {}
         """Name to kind of declarations with errors; using them is not reported again."""
+        self.problems: dict[str, tuple[Diagnostic, ...]] = {}
+        """What was reported about the poisoned ones."""
         self.reward_files: list[Path] = []
         """Python files beside the source that rewards come from."""
         self._spans: dict[str, nodes.Ident] = {}
+        self._rows: dict[str, Row | None] = {}
+        """A row with the columns of every data set; None where they are not known."""
 
     def kind_of(self, name: str) -> str | None:
         """data, model or reward; None for an unknown name."""
@@ -54,6 +59,24 @@ class Declarations:
 
     def names(self, kind: str | None = None) -> list[str]:
         return [name for name in self._spans if kind is None or self.kind_of(name) == kind]
+
+    def context_of(self, model: str) -> int | None:
+        """Tokens of the model's longest sequence, where that is known without loading it."""
+        source = self.models[model].source
+        while isinstance(source, ops.FrozenModel | ops.ValueModel):
+            source = self.models[source.of].source
+        if isinstance(source, ops.TinyModel):
+            return source.context
+        if isinstance(source, ops.PresetModel):
+            return int(presets.model(source.name)["max_position_embeddings"])
+        if isinstance(source, ops.HfModel) and self._base_dir is not None:
+            try:
+                config = json.loads((self._base_dir / source.path / "config.json").read_text("utf-8"))
+                found = config.get("max_position_embeddings")
+            except (OSError, ValueError, AttributeError, RecursionError):
+                return None
+            return found if isinstance(found, int) else None
+        return None
 
     def declared_at(self, name: str) -> nodes.Ident:
         return self._spans[name]
@@ -77,10 +100,12 @@ class Declarations:
             self._report.error("RLF1002", f"`{name}` is already a {taken}", Label(declaration.name.span))
             self.poisoned[name] = declaration.kind
             return
+        before = len(self._report.diagnostics)
         try:
             self._enter(declaration)
         except Poison:
             self.poisoned[name] = declaration.kind
+            self.problems[name] = tuple(self._report.diagnostics[before:])
 
     def _enter(self, declaration: nodes.Declaration) -> None:
         kind, name, value = declaration.kind, declaration.name.text, declaration.value
@@ -97,12 +122,12 @@ class Declarations:
         bound = bind(value, table[word], self._scope, self._report, self._special)
         span = declaration.span
         if kind == "data":
-            self.data[name] = Data(name, self._data(word, bound), span)
+            self.data[name] = Data(name, self._data(name, word, bound), span)
         elif kind == "model":
             source = self._model(word, bound)
             self.models[name] = Model(name, source, not isinstance(source, ops.FrozenModel | ops.RewardModel), span)
         elif kind == "environment":
-            self._check_python(bound, "target", "Class")
+            self._python(bound, "target", "Class")
             self.environments[name] = Environment(
                 name, ops.PythonEnvironment(target=bound["target"], timeout_us=bound["timeout"]), span
             )
@@ -111,7 +136,7 @@ class Declarations:
 
     def _special(self, parameter: Parameter, expr: nodes.Expr) -> Any:
         if isinstance(parameter.accepts, OnError):
-            return self._retries(expr)
+            return self._on_error(expr)
         return self.reference(parameter, expr)
 
     def reference(self, parameter: Parameter, expr: nodes.Expr) -> str:
@@ -130,16 +155,21 @@ class Declarations:
             )
         return expr.id
 
-    def _retries(self, expr: nodes.Expr) -> int:
-        if isinstance(expr, nodes.Name) and expr.id == "fail":
-            return 0
+    def _on_error(self, expr: nodes.Expr) -> tuple[int, str]:
+        """How often to try again, and what to do then."""
+        if isinstance(expr, nodes.Name) and expr.id in ("fail", "drop"):
+            return 0, expr.id
         if isinstance(expr, nodes.Call) and isinstance(expr.function, nodes.Name) and expr.function.id in ON_ERRORS:
-            times: int = bind(expr, ON_ERRORS[expr.function.id], self._scope, self._report, _nothing_special)["times"]
-            return times
-        raise self._report.error("RLF1007", "`on_error` is `fail` or `retry(times)`", Label(expr.span))
+            bound = bind(expr, ON_ERRORS[expr.function.id], self._scope, self._report, _nothing_special)
+            return bound["times"], bound["then"]
+        raise self._report.error(
+            "RLF1007", "`on_error` is `fail`, `drop` or `retry(times, then = fail)`", Label(expr.span)
+        )
 
-    def _data(self, word: str, bound: Bound) -> ops.DataSource:
+    def _data(self, name: str, word: str, bound: Bound) -> ops.DataSource:
+        self._rows[name] = None
         if word == "reasoning_gym":
+            self._rows[name] = GYM_ROW
             extra = tuple(sorted(bound.extra.items()))
             return ops.GymData(
                 task=bound["task"],
@@ -148,55 +178,10 @@ class Declarations:
                 options=extra,
                 shuffle=bound["shuffle"],
                 system=bound["system"],
+                too_long=bound["too_long"],
             )
-        source = ops.FileData(
-            path=bound["path"],
-            format="jsonl" if word == "jsonl" else "parquet",
-            prompt=bound["prompt"],
-            answer=bound["answer"],
-            shuffle=bound["shuffle"],
-            system=bound["system"],
-        )
-        self._check_file(source, bound)
+        source, self._rows[name] = file_data(word, bound, self._base_dir, self._report)
         return source
-
-    def _check_file(self, source: ops.FileData, bound: Bound) -> None:
-        if self._base_dir is None:
-            return
-        path = self._base_dir / source.path
-        label = Label(bound.spans["path"])
-        if not _is_file(path):
-            siblings = _names_in(path.parent)
-            guess = did_you_mean(path.name, siblings) if Path(source.path).name else None
-            help_lines = (f"did you mean `{Path(source.path).with_name(guess)}`?",) if guess else ()
-            raise self._report.error(
-                "RLF1012", f"there is no file `{source.path}` beside this one", label, help=help_lines
-            )
-        if source.format == "jsonl":
-            self._check_columns(source, path, bound)
-
-    def _check_columns(self, source: ops.FileData, path: Path, bound: Bound) -> None:
-        """Compare the columns asked for with the first row; a row that does not parse is left to the run."""
-        try:
-            with path.open(encoding="utf-8") as lines:
-                row = json.loads(next((line for line in lines if line.strip()), ""))
-        except (ValueError, OSError, RecursionError):
-            return
-        if not isinstance(row, dict):
-            return
-        for key in ("prompt", "answer"):
-            column = getattr(source, key)
-            if column is None or column in row or column.partition(".")[0] in row:
-                continue
-            span = bound.spans.get(key, bound.spans["path"])
-            guess = did_you_mean(column, list(row))
-            raise self._report.error(
-                "RLF1008",
-                f"`{source.path}` has no column `{column}` for the {key}",
-                Label(span),
-                notes=("its columns are " + ", ".join(f"`{c}`" for c in row),),
-                help=(f"did you mean `{guess}`?",) if guess else (f'name it: `{key} = "column"`',),
-            )
 
     def _model(self, word: str, bound: Bound) -> ops.ModelSource:
         if word in ("frozen", "value"):
@@ -254,7 +239,8 @@ class Declarations:
             )
 
     def _reward(self, word: str, bound: Bound) -> ops.RewardSource:
-        timeout, retries = bound["timeout"], bound["on_error"]
+        retries, on_error = bound["on_error"]
+        rules = {"timeout_us": bound["timeout"], "retries": retries, "on_error": on_error}
         if word == "scorer":
             data = self.data[bound["data"]]
             if not isinstance(data.source, ops.GymData):
@@ -264,71 +250,23 @@ class Declarations:
                     Label(bound.spans["data"], "only reasoning_gym data does"),
                     help=('write a reward function: `python("rewards:name")`',),
                 )
-            return ops.DatasetScorer(data=data.name, timeout_us=timeout, retries=retries)
-        self._check_python(bound, "function", "function")
-        return ops.PythonReward(function=bound["function"], timeout_us=timeout, retries=retries)
+            return ops.DatasetScorer(data=data.name, **rules)
+        function = self._python(bound, "function", "function")
+        if function is not None:
+            check_parameters(function, list(self._rows.values()), bound, self._report)
+        return ops.PythonReward(function=bound["function"], **rules)
 
-    def _check_python(self, bound: Bound, argument: str, what: str) -> None:
-        """Find the name without importing the module: user code runs only in a run."""
-        text: str = bound[argument]
-        label = Label(bound.spans[argument])
-        module, colon, function = text.partition(":")
-        if not colon or not module or not function:
-            raise self._report.error("RLF1007", f"`{text}` is not `module:{what}`", label)
-        if self._base_dir is None:
-            return
-        path = self._base_dir / (module.replace(".", "/") + ".py")
-        if not _is_file(path):
-            try:
-                found = importlib.util.find_spec(module.partition(".")[0]) is not None
-            except (ImportError, ValueError):
-                found = False
-            if not found:
-                raise self._report.error(
-                    "RLF1012", f"there is no `{path.name}` beside this file, nor an installed module `{module}`", label
-                )
-            return
-        if path not in self.reward_files:
-            self.reward_files.append(path)
-        try:
-            tree = ast.parse(path.read_text("utf-8"))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self._report.error(
-                "RLF1012", f"`{path.name}` is not valid Python", label, notes=(str(error),)
-            ) from None
-        names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
-        names += [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
-        has_imports = any(isinstance(n, ast.Import | ast.ImportFrom | ast.If | ast.Try) for n in tree.body)
-        if function not in names:
-            guess = did_you_mean(function, names)
-            if guess is None and has_imports:
-                return  # it may come from an import; the run will tell
-            raise self._report.error(
-                "RLF1001",
-                f"`{path.name}` defines no `{function}`",
-                label,
-                help=(f"did you mean `{module}:{guess}`?",) if guess else (),
-                notes=("it defines " + ", ".join(f"`{n}`" for n in names),) if names and not guess else (),
-            )
+    def _python(self, bound: Bound, argument: str, what: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        found = find_python(bound, argument, what, self._base_dir, self._report)
+        if found is None:
+            return None
+        if found.file not in self.reward_files:
+            self.reward_files.append(found.file)
+        return found.function
 
 
 def _nothing_special(parameter: Parameter, expr: nodes.Expr) -> Any:
     raise AssertionError(f"{parameter.name} takes a constant")
-
-
-def _is_file(path: Path) -> bool:
-    """False as well for a name that the system cannot have, such as one that is too long."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
 
 
 def nearest_divisors(of: int, near: int) -> tuple[int, int]:

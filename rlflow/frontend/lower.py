@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from rlflow.cluster.spec import Cluster, Schedule
 from rlflow.diagnostics import CompileError, Diagnostic, Label, Span
-from rlflow.frontend.bind import Scope, convert
-from rlflow.frontend.constants import Poison, Qty, Reporter, Value, describe, evaluate
-from rlflow.frontend.declarations import Declarations
-from rlflow.frontend.overrides import apply_overrides
-from rlflow.frontend.parameters import Count, Whole
-from rlflow.frontend.schedules import choose, permitted_staleness
-from rlflow.frontend.steps import Block
+from rlflow.frontend.command_line import read_overrides
+from rlflow.frontend.conditions import LeftOut, select
+from rlflow.frontend.constants import Poison, Reporter
+from rlflow.frontend.flows import lower_flow, scope_of
+from rlflow.frontend.hints import with_hints
+from rlflow.frontend.imports import File, Linked, link
+from rlflow.frontend.overrides import apply_overrides, set_parameters
+from rlflow.frontend.schedules import choose
 from rlflow.grammar import nodes
-from rlflow.ir.flow import STEP, Evaluation, Flow, Model, Node, Reward, Stage
-from rlflow.ir.ops import Train
-
-Item = TypeVar("Item", nodes.Step, nodes.Stop, nodes.Save, nodes.Seed)
+from rlflow.ir.flow import Flow
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,9 @@ class Lowered:
     warnings: tuple[Diagnostic, ...]
     reward_files: tuple[Path, ...]
     """Python files beside the source, whose change changes the run."""
+    files: tuple[File, ...] = ()
+    """The text that was lowered and all that it imports; the file of the flow first, then the file that was asked for.
+    """
 
 
 def lower(
@@ -45,25 +45,36 @@ def lower(
 ) -> Lowered:
     """Check and lower one flow of the program.
 
-    `base_dir` is the folder that paths are relative to; None skips the checks that look at files. Raises CompileError
-    with every problem found.
+    `base_dir` is the folder of the program's file; None skips the checks that look at files. Data and rewards are
+    looked for beside the file of the flow that uses them. Raises CompileError with every problem found.
     """
     report = Reporter()
+    left_out = LeftOut()
     try:
-        tree = apply_overrides(_pick(program, flow_name, report), overrides, report)
-        scope = _scope(tree, report)
-        declared, flow = _flow(tree, scope, report, base_dir)
+        linked = link(program, base_dir, report)
+        tree = _pick(linked, flow_name, report)
+        tree, rest = set_parameters(tree, read_overrides(overrides, report), report)
+        scope = scope_of(tree, report)
+        tree = select(tree, scope.constants, left_out, report)
+        if rest:  # a value that is set may be a condition of its own
+            tree = select(apply_overrides(tree, rest, left_out, report), scope.constants, left_out, report)
+        home = linked.path_of(tree.span)
+        declared, flow = lower_flow(tree, scope, report, None if home is None else home.parent)
         if report.has_errors:
-            raise CompileError(report.diagnostics)
-        schedule, cluster = choose(program, tree, scope, report, flow, cluster_name)
+            raise Poison()
+        schedule, cluster = choose(linked.program, tree, scope, report, flow, cluster_name)
+        if report.has_errors:
+            raise Poison()
     except Poison:
-        raise CompileError(report.diagnostics) from None
-    if report.has_errors:
-        raise CompileError(report.diagnostics)
-    return Lowered(flow, schedule, cluster, tuple(report.diagnostics), tuple(declared.reward_files))
+        raise CompileError(with_hints(program, left_out.explain(report.diagnostics))) from None
+    warnings = tuple(left_out.explain(report.diagnostics))
+    files = sorted(linked.files, key=lambda file: (file.source is not tree.span.file, file.source is not program.file))
+    return Lowered(flow, schedule, cluster, warnings, tuple(declared.reward_files), tuple(files))
 
 
-def _pick(program: nodes.Program, name: str | None, report: Reporter) -> nodes.Flow:
+def _pick(linked: Linked, name: str | None, report: Reporter) -> nodes.Flow:
+    """The flow that is meant: without a name the only one of the file, or else of what it imports."""
+    program = linked.program
     flows = program.flows
     seen: dict[str, nodes.Flow] = {}
     for flow in flows:
@@ -86,203 +97,13 @@ def _pick(program: nodes.Program, name: str | None, report: Reporter) -> nodes.F
         if name not in seen:
             raise report.unknown("flow", name, Label(flows[0].name.span), list(seen))
         return seen[name]
-    if len(flows) > 1:
+    own = [flow for flow in flows if flow.span.file is program.file]
+    if len(own or flows) > 1:
+        flows = tuple(own) or flows
         raise report.error(
             "RLF1004",
             f"this file has {len(flows)} flows",
             *(Label(f.name.span, "", primary=i == 0) for i, f in enumerate(flows)),
             help=("choose one with `--flow NAME`",),
         )
-    return flows[0]
-
-
-def _scope(flow: nodes.Flow, report: Reporter) -> Scope:
-    constants: dict[str, Value] = {}
-    first: dict[str, nodes.Ident] = {}
-    for param in flow.params:
-        name = param.name.text
-        if name in first:
-            report.error(
-                "RLF1002",
-                f"parameter `{name}` is declared twice",
-                Label(param.name.span, "again here"),
-                Label(first[name].span, "first here", primary=False),
-            )
-            continue
-        first[name] = param.name
-        if param.default is None:
-            raise report.error(
-                "RLF1004",
-                f"parameter `{name}` of flow `{flow.name.text}` has no value",
-                Label(param.span),
-                help=(f"give it one with `--set {name}=VALUE`, or a default",),
-            )
-        constants[name] = evaluate(param.default, constants, report)
-    return Scope(constants)
-
-
-def _flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path | None) -> tuple[Declarations, Flow]:
-    declared = Declarations(scope, report, base_dir)
-    declarations = [item for item in tree.items if isinstance(item, nodes.Declaration)]
-    # References may point forward: a frozen copy needs its model, a scorer its data.
-    order = {"data": 0, "model": 1, "reward": 2, "environment": 3}
-    for declaration in sorted(declarations, key=lambda d: (order[d.kind], _depth(d, declarations))):
-        declared.add(declaration)
-    step = _single(tree, nodes.Step, "step", report)
-    if step is None:
-        raise report.error("RLF1004", f"flow `{tree.name.text}` has no `step` block", Label(tree.name.span))
-    block = Block(declared, scope, report, STEP)
-    block.lower(step.body)
-    all_nodes, all_edges = dict(block.nodes), list(block.edges)
-    evaluations: dict[str, Evaluation] = {}
-    for item in tree.items:
-        if not isinstance(item, nodes.Evaluate):
-            continue
-        name = item.name.text
-        if name in evaluations:
-            report.error(
-                "RLF1002",
-                f"evaluation `{name}` is defined twice",
-                Label(_head(item.span), "again here"),
-                Label(_head(evaluations[name].span or item.span), "first here", primary=False),
-            )
-            continue
-        if name in block.names or declared.kind_of(name) is not None or name in scope.constants:
-            report.error("RLF1002", f"`{name}` names something else already", Label(item.name.span))
-            continue
-        try:
-            every = 0 if item.every is None else _steps("every", item.every, scope, report)
-        except Poison:
-            every = 0
-        evaluations[name] = Evaluation(name, every, item.span)
-        inner = Block(declared, scope, report, name)
-        inner.lower(item.body)
-        all_nodes |= inner.nodes
-        all_edges += inner.edges
-    trains = any(isinstance(n.op, Train) for n in block.nodes.values())
-    if not trains and not report.has_errors:
-        report.error("RLF1015", "this step trains nothing", Label(_head(step.span)))
-    _warn_unused(declared, all_nodes, report)
-    stop_steps, stop_epochs = _stop(tree, scope, report)
-    save = _single(tree, nodes.Save, "save", report)
-    save_every = 0
-    if save is not None:
-        try:
-            save_every = _steps("every", save.every, scope, report)
-        except Poison:
-            pass
-    allows: dict[str, nodes.Allow] = {}
-    for allow in tree.items:
-        if isinstance(allow, nodes.Allow):
-            if allow.model.text in allows:
-                report.error("RLF1002", f"staleness of `{allow.model.text}` is allowed twice", Label(allow.span))
-            allows[allow.model.text] = allow
-    flow = Flow(
-        name=tree.name.text,
-        stage=Stage.LOGICAL,
-        data={d.name.text: declared.data[d.name.text] for d in declarations if d.name.text in declared.data},
-        models={d.name.text: declared.models[d.name.text] for d in declarations if d.name.text in declared.models},
-        rewards={d.name.text: declared.rewards[d.name.text] for d in declarations if d.name.text in declared.rewards},
-        environments={
-            d.name.text: declared.environments[d.name.text]
-            for d in declarations
-            if d.name.text in declared.environments
-        },
-        nodes=all_nodes,
-        edges=tuple(all_edges),
-        evaluations=tuple(evaluations.values()),
-        allowed_staleness=permitted_staleness(allows, declared.names("model"), scope, report),
-        stop_steps=stop_steps,
-        stop_epochs=stop_epochs,
-        save_every=save_every,
-        save_span=None if save is None else save.span,
-        seed=_seed(tree, scope, report),
-        span=tree.span,
-    )
-    return declared, flow
-
-
-def _depth(declaration: nodes.Declaration, all_of_them: list[nodes.Declaration]) -> int:
-    """How many models this one is derived from, in a chain: `frozen(value(actor))` would be 2. A cycle ends the count."""
-    models = {d.name.text: d.value for d in all_of_them if d.kind == "model"}
-    depth, value = 0, declaration.value
-    while depth <= len(models) and isinstance(value, nodes.Call) and isinstance(value.function, nodes.Name):
-        of = value.arguments[0].value if value.arguments else None
-        if value.function.id not in ("frozen", "value") or not isinstance(of, nodes.Name) or of.id not in models:
-            break
-        depth, value = depth + 1, models[of.id]
-    return depth
-
-
-def _head(span: Span) -> Span:
-    """Only the first line of a block, so that the excerpt stays short."""
-    end = span.file.text.find("\n", span.start, span.end)
-    return span if end < 0 else Span(span.file, span.start, end)
-
-
-def _single(tree: nodes.Flow, kind: type[Item], word: str, report: Reporter) -> Item | None:
-    found = [item for item in tree.items if isinstance(item, kind)]
-    for extra in found[1:]:
-        report.error(
-            "RLF1002",
-            f"flow `{tree.name.text}` has two `{word}` parts",
-            Label(_head(extra.span), "again here"),
-            Label(_head(found[0].span), "first here", primary=False),
-        )
-    return found[0] if found else None
-
-
-def _steps(name: str, expr: nodes.Expr, scope: Scope, report: Reporter) -> int:
-    value = evaluate(expr, scope.constants, report)
-    steps: int = convert(name, Count("steps"), value, expr.span, scope, report)
-    return steps
-
-
-def _stop(tree: nodes.Flow, scope: Scope, report: Reporter) -> tuple[int | None, int | None]:
-    """(steps, epochs); one pass over the data when nothing is said."""
-    stop = _single(tree, nodes.Stop, "stop", report)
-    if stop is None:
-        return None, 1
-    try:
-        value = evaluate(stop.after, scope.constants, report)
-        if isinstance(value, Qty) and value.dimension in ("steps", "epochs"):
-            number: int = convert("stop", Count(value.dimension), value, stop.after.span, scope, report)
-            return (number, None) if value.dimension == "steps" else (None, number)
-        report.error(
-            "RLF1005",
-            "a run stops after a number of steps or epochs",
-            Label(stop.after.span, f"this is {describe(value)}"),
-            help=("for example `stop after 300 steps`",),
-        )
-    except Poison:
-        pass
-    return None, 1
-
-
-def _seed(tree: nodes.Flow, scope: Scope, report: Reporter) -> int:
-    seed = _single(tree, nodes.Seed, "seed", report)
-    if seed is None:
-        return 0
-    try:
-        value = evaluate(seed.value, scope.constants, report)
-        number: int = convert("seed", Whole(0, 2**63 - 1), value, seed.value.span, scope, report)
-        return number
-    except Poison:
-        return 0
-
-
-def _warn_unused(declared: Declarations, all_nodes: dict[str, Node], report: Reporter) -> None:
-    if report.has_errors:
-        return
-    used: set[str] = set()
-    for node in all_nodes.values():
-        op = node.op
-        used |= {getattr(op, key) for key in ("data", "model", "reward", "environment") if getattr(op, key, None)}
-    sources: list[Model | Reward] = [*declared.models.values(), *declared.rewards.values()]
-    for source in sources:
-        if source.name in used:
-            used |= {getattr(source.source, key) for key in ("of", "data") if getattr(source.source, key, None)}
-    for name in declared.names():
-        if name not in used:
-            ident = declared.declared_at(name)
-            report.warning("RLF1013", f"{declared.kind_of(name)} `{name}` is never used", Label(ident.span))
+    return (own or flows)[0]

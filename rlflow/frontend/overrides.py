@@ -8,11 +8,13 @@ A path starts with a flow parameter, a declared name, a value of the step (`samp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rlflow.diagnostics import CompileError, Diagnostic, Label, SourceFile, Span, did_you_mean
+from rlflow.diagnostics import Label
+from rlflow.frontend.command_line import Override
+from rlflow.frontend.conditions import LeftOut, callee, plain_body
 from rlflow.frontend.constants import Poison, Reporter
-from rlflow.frontend.parameters import Parameter, Signature, Text
+from rlflow.frontend.parameters import Signature
 from rlflow.frontend.signatures import (
     DECLARATIONS,
     FUNCTIONS,
@@ -23,83 +25,52 @@ from rlflow.frontend.signatures import (
     REWARD_CALL,
 )
 from rlflow.grammar import nodes
-from rlflow.grammar.parse import parse_expression
 
 _SETTINGS = {"seed": (), "stop": ("steps", "epochs"), "save": ("every",)}
 
 
-def apply_overrides(flow: nodes.Flow, overrides: Sequence[str], report: Reporter) -> nodes.Flow:
-    """The flow with every override applied in order; unknown paths are reported."""
-    for text in overrides:
+def set_parameters(
+    flow: nodes.Flow, overrides: Sequence[Override], report: Reporter
+) -> tuple[nodes.Flow, list[Override]]:
+    """The flow with its parameters set, on which its conditions depend, and the overrides that set something else."""
+    params = {param.name.text: param for param in flow.params}
+    rest: list[Override] = []
+    for override in overrides:
+        name = override.path[0]
+        if name not in params or len(override.path) != 1:
+            rest.append(override)
+            continue
         try:
-            flow = _apply(flow, _Override.read(text, report), report)
+            params[name] = replace(params[name], default=_parameter(override, params, report))
+        except Poison:
+            continue
+    chosen = tuple(params.get(param.name.text, param) for param in flow.params)
+    return (replace(flow, params=chosen) if len(params) == len(flow.params) else flow), rest
+
+
+def _parameter(override: Override, params: dict[str, nodes.Param], report: Reporter) -> nodes.Expr:
+    """The value; a bare word is a text where the parameter's default is one."""
+    default = params[override.path[0]].default
+    if isinstance(default, nodes.String) and override.raw.isidentifier() and override.raw not in (*params, "none"):
+        return override.text()
+    return override.value(report, None)
+
+
+def apply_overrides(flow: nodes.Flow, overrides: Sequence[Override], left_out: LeftOut, report: Reporter) -> nodes.Flow:
+    """The flow with every override applied in order; unknown paths are reported.
+
+    The flow's conditions are decided; `left_out` is what they left out.
+    """
+    for override in overrides:
+        try:
+            flow = _apply(flow, override, left_out, report)
         except Poison:
             continue
     return flow
 
 
-@dataclass(frozen=True)
-class _Override:
-    file: SourceFile
-    path: tuple[str, ...]
-    raw: str
-
-    @classmethod
-    def read(cls, text: str, report: Reporter) -> _Override:
-        key, equals, value = text.partition("=")
-        file = SourceFile("--set " + text, text)
-        if not equals or not key.strip() or not value.strip():
-            raise report.error(
-                "RLF1011",
-                f"`--set {text}` is not `path=value`",
-                Label(Span(file, 0, len(text))),
-                help=("for example `--set batch.count=8`",),
-            )
-        return cls(file, tuple(key.strip().split(".")), value.strip())
-
-    @property
-    def key_span(self) -> Span:
-        return Span(self.file, 0, self.file.text.index("="))
-
-    def value(self, report: Reporter, parameter: Parameter | None) -> nodes.Expr:
-        """The value as an expression; a bare word or path is a text where a text is expected."""
-        start = len(self.file.text) - len(self.file.text.partition("=")[2].lstrip())
-        span = Span(self.file, start, len(self.file.text))
-        if parameter is not None and isinstance(parameter.accepts, Text) and not self.raw.startswith('"'):
-            return nodes.Constant(None, span) if self.raw == "none" else nodes.String(self.raw, span)
-        padded = SourceFile(self.file.name, " " * start + self.raw)
-        try:
-            return _at(parse_expression(padded), span)
-        except CompileError as error:
-            report.diagnostics.extend(
-                Diagnostic(d.code, d.message, tuple(Label(span, x.text) for x in d.labels), d.notes, d.help)
-                for d in error.diagnostics
-            )
-            raise Poison() from None
-
-    def unknown(self, report: Reporter, at: int, candidates: list[str]) -> Poison:
-        word = self.path[at]
-        guess = did_you_mean(word, candidates)
-        help_lines = (f"did you mean `{'.'.join((*self.path[:at], guess, *self.path[at + 1 :]))}`?",) if guess else ()
-        notes = () if guess or not candidates else ("known here: " + ", ".join(f"`{c}`" for c in sorted(candidates)),)
-        where = f" in `{'.'.join(self.path[:at])}`" if at else ""
-        return report.error(
-            "RLF1011", f"`--set`: there is no `{word}`{where}", Label(self.key_span), notes=notes, help=help_lines
-        )
-
-
-def _at(expr: nodes.Expr, span: Span) -> nodes.Expr:
-    """Only the outermost span matters: it says that the value came from the command line."""
-    return replace(expr, span=span)
-
-
-def _apply(flow: nodes.Flow, override: _Override, report: Reporter) -> nodes.Flow:
+def _apply(flow: nodes.Flow, override: Override, left_out: LeftOut, report: Reporter) -> nodes.Flow:
     head = override.path[0]
-    for i, param in enumerate(flow.params):
-        if param.name.text == head and len(override.path) == 1:
-            params = list(flow.params)
-            params[i] = replace(param, default=override.value(report, None))
-            return replace(flow, params=tuple(params))
     if head in _SETTINGS:
         return _setting(flow, override, report)
     items = list(flow.items)
@@ -112,7 +83,7 @@ def _apply(flow: nodes.Flow, override: _Override, report: Reporter) -> nodes.Flo
             return replace(flow, items=tuple(items))
     for i, item in enumerate(items):
         if isinstance(item, nodes.Step):
-            body = _in_block(item.body, 0, override, report)
+            body = _in_block(plain_body(item.body), 0, override, report)
             if body is not None:
                 items[i] = replace(item, body=body)
                 return replace(flow, items=tuple(items))
@@ -120,17 +91,20 @@ def _apply(flow: nodes.Flow, override: _Override, report: Reporter) -> nodes.Flo
             if override.path[1] == "every" and len(override.path) == 2:
                 items[i] = replace(item, every=override.value(report, None))
                 return replace(flow, items=tuple(items))
-            body = _in_block(item.body, 1, override, report)
+            inner = plain_body(item.body)
+            body = _in_block(inner, 1, override, report)
             if body is None:
-                raise override.unknown(report, 1, ["every", *_block_names(item.body)])
+                _refuse_left_out(override, 1, left_out, report)
+                raise override.unknown(report, 1, ["every", *_block_names(inner)])
             items[i] = replace(item, body=body)
             return replace(flow, items=tuple(items))
+    _refuse_left_out(override, 0, left_out, report)
     candidates = [p.name.text for p in flow.params] + list(_SETTINGS)
     for item in items:
         if isinstance(item, nodes.Declaration | nodes.Evaluate):
             candidates.append(item.name.text)
         elif isinstance(item, nodes.Step):
-            candidates += _block_names(item.body)
+            candidates += _block_names(plain_body(item.body))
     if head in candidates:
         raise report.error(
             "RLF1011",
@@ -140,31 +114,35 @@ def _apply(flow: nodes.Flow, override: _Override, report: Reporter) -> nodes.Flo
     raise override.unknown(report, 0, candidates)
 
 
-def _is_step_call(flow: nodes.Flow, override: _Override) -> bool:
+def _refuse_left_out(override: Override, at: int, left_out: LeftOut, report: Reporter) -> None:
+    """Poison after reporting when the path leads into a branch that is not taken."""
+    place = left_out.find(override.path[at:]) if len(override.path) > at + 1 else None
+    if place is not None:
+        raise report.error(
+            "RLF1011",
+            f"`--set {'.'.join(override.path)}` changes what stands in a branch that is not taken",
+            Label(override.key_span),
+            Label(place, "not taken", primary=False),
+        )
+
+
+def _is_step_call(flow: nodes.Flow, override: Override) -> bool:
     steps = [item for item in flow.items if isinstance(item, nodes.Step)]
-    dotted = {".".join(_callee(s.value)) for step in steps for s in step.body if isinstance(s, nodes.CallStatement)}
+    dotted = {".".join(callee(s.value)) for step in steps for s in step.body if isinstance(s, nodes.CallStatement)}
     return ".".join(override.path[:2]) in dotted and len(override.path) > 2
 
 
-def _callee(expr: nodes.Expr) -> tuple[str, ...]:
-    if isinstance(expr, nodes.Call):
-        return _callee(expr.function)
-    if isinstance(expr, nodes.Attribute):
-        return (*_callee(expr.base), expr.name.text)
-    return (expr.id,) if isinstance(expr, nodes.Name) else ()
-
-
 def _block_names(body: tuple[nodes.Statement, ...]) -> list[str]:
-    return [s.name.text if isinstance(s, nodes.Assign) else ".".join(_callee(s.value)) for s in body]
+    return [s.name.text if isinstance(s, nodes.Assign) else ".".join(callee(s.value)) for s in body]
 
 
 def _in_block(
-    body: tuple[nodes.Statement, ...], at: int, override: _Override, report: Reporter
+    body: tuple[nodes.Statement, ...], at: int, override: Override, report: Reporter
 ) -> tuple[nodes.Statement, ...] | None:
     """The block with the argument replaced; None when no statement of it is meant."""
     rest = override.path[at:]
     for i, statement in enumerate(body):
-        name = (statement.name.text,) if isinstance(statement, nodes.Assign) else _callee(statement.value)
+        name = (statement.name.text,) if isinstance(statement, nodes.Assign) else callee(statement.value)
         if rest[: len(name)] != name or len(rest) == len(name):
             continue
         value = _in_call(statement.value, at + len(name), override, report, None)
@@ -188,7 +166,7 @@ def _signature(call: nodes.Call, table: dict[str, Signature] | None) -> Signatur
 
 
 def _in_call(
-    expr: nodes.Expr, at: int, override: _Override, report: Reporter, table: dict[str, Signature] | None
+    expr: nodes.Expr, at: int, override: Override, report: Reporter, table: dict[str, Signature] | None
 ) -> nodes.Expr:
     signature = _signature(expr, table) if isinstance(expr, nodes.Call) else None
     if not isinstance(expr, nodes.Call) or signature is None:
@@ -233,7 +211,7 @@ def _argument_index(call: nodes.Call, signature: Signature, word: str) -> int | 
     return None
 
 
-def _setting(flow: nodes.Flow, override: _Override, report: Reporter) -> nodes.Flow:
+def _setting(flow: nodes.Flow, override: Override, report: Reporter) -> nodes.Flow:
     head = override.path[0]
     keys = _SETTINGS[head]
     if (not keys and len(override.path) > 1) or (keys and (len(override.path) != 2 or override.path[1] not in keys)):

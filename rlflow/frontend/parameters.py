@@ -99,7 +99,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class OnError:
-    """`fail` or `retry(times)`"""
+    """`fail`, `drop`, or `retry(times)` with what to do then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlflow.cluster.spec import (
-    DEVICE_TYPES,
     LOCAL,
     Cluster,
-    Host,
     PlaceRequest,
     PoolRequest,
     Schedule,
@@ -19,10 +17,10 @@ from rlflow.cluster.spec import (
 )
 from rlflow.diagnostics import Label, Span, one_of
 from rlflow.frontend.bind import Scope, bind, convert
+from rlflow.frontend.clusters import MAX_DEVICES, find_cluster, once, preset_clusters
 from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate
 from rlflow.frontend.parameters import Count, Parameter, Whole
 from rlflow.frontend.signatures import CORRECTIONS
-from rlflow.frontend.units import EXAMPLES
 from rlflow.grammar import nodes
 from rlflow.ir.flow import STEP, Flow, reads_model
 from rlflow.ir.ops import Take
@@ -32,108 +30,7 @@ ADMISSIONS = ("in_order", "wait", "slack_edf", "evict", "count")
 CARRIES = ("partial", "finish")
 FUNCTIONS = "cpu"
 """The pool of Python stages, which every cluster has."""
-MAX_DEVICES = 100_000
-"""Of a pool, of a host, of a cluster; also hosts. A plan names every one of them."""
 MAX_WORKERS = 10_000
-
-
-def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Cluster:
-    """Hosts of a cluster block. `name = 8 * device {...}` defines a host, `name = 4 * host` a number of them."""
-    defined: dict[str, Host] = {}
-    used: set[str] = set()
-    hosts: list[Host] = []
-    names: set[str] = set()
-    for entry in cluster.entries:
-        name = entry.name.text
-        if name in DEVICE_TYPES:
-            report.error("RLF1002", f"`{name}` is a device already", Label(entry.name.span, "choose another name"))
-            continue
-        if name in names:
-            report.error(
-                "RLF1002", f"`{name}` is defined twice in cluster `{cluster.name.text}`", Label(entry.name.span)
-            )
-            continue
-        names.add(name)
-        try:
-            number, of = _times(entry.value, scope, report)
-            if of.id in DEVICE_TYPES:
-                memory, cpus = _host_settings(entry, scope, report)
-                defined[name] = Host(name, of.id, number, memory, cpus)
-            elif of.id in defined:
-                for setting in entry.settings:
-                    help_lines = (f"write it where `{of.id}` is defined",)
-                    report.error(
-                        "RLF1003", f"`{name}` only counts hosts", Label(setting.span, "not here"), help=help_lines
-                    )
-                used.add(of.id)
-                template = defined[of.id]
-                hosts.extend(
-                    Host(
-                        f"{template.name}-{i}", template.device, template.devices, template.memory_bytes, template.cpus
-                    )
-                    for i in range(len(hosts), len(hosts) + number)
-                )
-            elif of.id not in names or of.id == name:  # else its definition has errors of its own
-                report.unknown("device or host", of.id, Label(of.span), [*DEVICE_TYPES, *defined])
-        except Poison:
-            continue
-    hosts.extend(host for name, host in defined.items() if name not in used)
-    if not hosts and not report.has_errors:
-        report.error("RLF2003", f"cluster `{cluster.name.text}` has no hosts", Label(cluster.name.span))
-    devices = sum(host.devices for host in hosts)
-    if devices > MAX_DEVICES:
-        report.error(
-            "RLF1010",
-            f"cluster `{cluster.name.text}` has {devices} devices, and rlflow plans for {MAX_DEVICES} at most",
-            Label(cluster.name.span),
-        )
-    return Cluster(cluster.name.text, tuple(hosts), cluster.span)
-
-
-def _times(expr: nodes.Expr, scope: Scope, report: Reporter) -> tuple[int, nodes.Name]:
-    if isinstance(expr, nodes.Name):
-        return 1, expr
-    if isinstance(expr, nodes.Binary) and expr.operator == "*" and isinstance(expr.right, nodes.Name):
-        value = evaluate(expr.left, scope.constants, report)
-        return convert("count", Whole(1, MAX_DEVICES), value, expr.left.span, scope, report), expr.right
-    raise report.error("RLF1007", "expected a number of devices or hosts, such as `8 * ascend_910b`", Label(expr.span))
-
-
-def _host_settings(entry: nodes.Entry, scope: Scope, report: Reporter) -> tuple[int | None, int | None]:
-    memory: int | None = None
-    cpus: int | None = None
-    for setting in _once(entry.settings, report):
-        value = evaluate(setting.value, scope.constants, report)
-        if setting.name.text == "memory":
-            if not (isinstance(value, Qty) and value.dimension == "memory"):
-                raise report.error(
-                    "RLF1005",
-                    f"`memory` is a size such as `{EXAMPLES['memory']}`",
-                    Label(setting.value.span, f"this is {describe(value)}"),
-                )
-            memory = int(value.number)
-        elif setting.name.text == "cpus":
-            cpus = convert("cpus", Whole(1), value, setting.value.span, scope, report)
-        else:
-            raise report.unknown(
-                "host setting", setting.name.text, Label(setting.name.span), ["memory", "cpus"], "RLF1003"
-            )
-    return memory, cpus
-
-
-def _once(settings: tuple[nodes.Setting, ...], report: Reporter) -> tuple[nodes.Setting, ...]:
-    """The settings; Poison after reporting when one stands there twice."""
-    seen: dict[str, nodes.Setting] = {}
-    for setting in settings:
-        first = seen.setdefault(setting.name.text, setting)
-        if first is not setting:
-            raise report.error(
-                "RLF1002",
-                f"`{setting.name.text}` is given twice",
-                Label(setting.span, "again here"),
-                Label(first.span, "first here", primary=False),
-            )
-    return settings
 
 
 def choose(
@@ -160,8 +57,9 @@ def choose(
     for schedule in program.schedules:
         if schedule.flow.text not in {f.name.text for f in program.flows}:
             report.unknown("flow", schedule.flow.text, Label(schedule.flow.span), [f.name.text for f in program.flows])
-        if schedule.cluster is not None and schedule.cluster.text not in (*clusters, LOCAL):
-            report.unknown("cluster", schedule.cluster.text, Label(schedule.cluster.span), [*clusters, LOCAL])
+        if schedule.cluster is not None and schedule.cluster.text not in (*clusters, LOCAL, *preset_clusters()):
+            known = [*clusters, LOCAL, *preset_clusters()]
+            report.unknown("cluster", schedule.cluster.text, Label(schedule.cluster.span), known)
     if report.has_errors:
         raise Poison()
     if wanted is not None:
@@ -180,7 +78,7 @@ def choose(
         )
     schedule = found[0]
     name = schedule.cluster.text if schedule.cluster else LOCAL
-    machines = lower_cluster(clusters[name], scope, report) if name in clusters else local_cluster()
+    machines = find_cluster(name, clusters, scope, report)
     return _Lower(schedule, lowered, scope, report).run(), machines
 
 
@@ -273,7 +171,7 @@ class _Lower:
         sizes: dict[str, int] = {}
         spans: dict[str, Span] = {}
         keys = ("workers",) if functions else AXES
-        for setting in _once(place.settings, self._report):
+        for setting in once(place.settings, self._report):
             key = setting.name.text
             if key not in keys:
                 raise self._report.unknown("setting of `place`:", key, Label(setting.name.span), list(keys), "RLF1003")

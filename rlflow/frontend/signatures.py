@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from rlflow.frontend.declaration_signatures import DECLARATIONS, ON_ERRORS
 from rlflow.frontend.parameters import (
     REQUIRED,
     Column,
     Count,
-    Duration,
     Flag,
     Loss,
-    OnError,
     Optimizer,
     Parameter,
     PerRow,
@@ -18,113 +17,13 @@ from rlflow.frontend.parameters import (
     Reference,
     Rows,
     Signature,
-    Text,
     Whole,
     Word,
 )
 
+__all__ = ["CORRECTIONS", "DECLARATIONS", "FUNCTIONS", "LOSSES", "METHODS", "ON_ERRORS", "OPTIMIZERS", "REWARD_CALL"]
+
 P = Parameter
-
-_SHUFFLE = P("shuffle", Flag(), True, "a new seeded order every epoch; false = file order")
-_SYSTEM = P("system", Text(), None, "system message put before every prompt, which makes it a chat", optional=True)
-_FILE = (
-    P("path", Text(), REQUIRED, "file, relative to this .rlflow file"),
-    P("prompt", Text(), "prompt", "column with the prompt: a string, or a list of {role, content} messages"),
-    P("answer", Text(), None, "column that rewards get as `answer`; dots reach into nested columns", optional=True),
-    _SHUFFLE,
-    _SYSTEM,
-)
-_COMPUTE = P("compute", Word(("fp32", "bf16")), "fp32", "precision of matrix products; weights are trained in fp32")
-_TIMEOUT = P("timeout", Duration(), 15_000_000, "limit per sample")
-_ON_ERROR = P("on_error", OnError(), 0, "what to do when a sample cannot be scored: `fail`, or `retry(times)` first")
-
-DECLARATIONS: dict[str, dict[str, Signature]] = {
-    "data": {
-        "jsonl": Signature("jsonl", _FILE, "rows of a JSON Lines file"),
-        "parquet": Signature("parquet", _FILE, "rows of a Parquet file"),
-        "reasoning_gym": Signature(
-            "reasoning_gym",
-            (
-                P("task", Text(), REQUIRED, "name of the task, such as chain_sum"),
-                P("size", Whole(1), REQUIRED, "rows"),
-                P("seed", Whole(0), 0, "seed of the generator"),
-                _SHUFFLE,
-                _SYSTEM,
-            ),
-            "procedurally generated tasks of the reasoning-gym package; further arguments go to the task",
-            extra=True,
-        ),
-    },
-    "model": {
-        "hf": Signature(
-            "hf",
-            (
-                P("path", Text(), REQUIRED, "Hugging Face checkpoint folder relative to this file, or hub name"),
-                _COMPUTE,
-            ),
-            "a pretrained model",
-        ),
-        "tiny": Signature(
-            "tiny",
-            (
-                P("architecture", Word(("qwen3", "llama")), REQUIRED, "model family"),
-                P("alphabet", Text(), REQUIRED, "characters of the tokenizer, one token each"),
-                P("hidden", Whole(8), 64, "hidden size"),
-                P("layers", Whole(1), 2, "transformer layers"),
-                P("heads", Whole(1), 4, "attention heads"),
-                P("kv_heads", Whole(1), 2, "key-value heads"),
-                P("intermediate", Whole(8), 128, "inner size of the feed-forward block"),
-                P("context", Count("tokens"), 256, "longest sequence"),
-                P("init_seed", Whole(0), 0, "seed of the initial weights"),
-                _COMPUTE,
-            ),
-            "a small random model made on the fly, for tests and first steps",
-        ),
-        "preset": Signature(
-            "preset",
-            (P("name", Text(), REQUIRED, "an architecture that ships with rlflow, such as qwen3_8b"),),
-            "an architecture without weights, to compile and simulate",
-        ),
-        "value": Signature(
-            "value",
-            (P("of", Reference("model"), REQUIRED, "model whose first weights it starts from"),),
-            "a value model (critic): a scalar head on another model's first weights",
-        ),
-        "reward_model": Signature(
-            "reward_model",
-            (P("path", Text(), REQUIRED, "sequence-classification checkpoint with one output"), _COMPUTE),
-            "a trained reward model",
-        ),
-        "frozen": Signature(
-            "frozen",
-            (P("of", Reference("model"), REQUIRED, "model whose first weights are kept"),),
-            "a copy never trained",
-        ),
-    },
-    "reward": {
-        "python": Signature(
-            "python",
-            (P("function", Text(), REQUIRED, "module:function, beside this file or installed"), _TIMEOUT, _ON_ERROR),
-            "a Python function",
-        ),
-        "scorer": Signature(
-            "scorer",
-            (P("data", Reference("data"), REQUIRED, "a reasoning_gym data set"), _TIMEOUT, _ON_ERROR),
-            "the data set's own scorer",
-        ),
-    },
-}
-
-DECLARATIONS["environment"] = {
-    "python": Signature(
-        "python",
-        (
-            P("target", Text(), REQUIRED, "module:Class, beside this file or installed"),
-            P("timeout", Duration(), 15_000_000, "limit per call"),
-        ),
-        "a Python class with `step(text)`, made anew for every sample",
-    )
-}
 
 _SAMPLES = P("samples", Rows("sample"), REQUIRED, "the samples")
 _SCORES = P("scores", PerRow(), REQUIRED, "rewards")
@@ -222,6 +121,7 @@ FUNCTIONS: dict[str, Signature] = {
                 _SAMPLES,
                 P("reference", PerToken(), REQUIRED, "log-probabilities under the reference"),
                 P("weight", Real(0), REQUIRED, "factor of the KL penalty"),
+                P("also_in_loss", Flag(), False, "whether the loss may have a kl term as well"),
             ),
             "per-token reward: the score at the last token, minus a KL penalty on every token",
         ),
@@ -346,7 +246,3 @@ CORRECTIONS: dict[str, Signature] = {
     ),
 }
 """How a loss accounts for samples of an older policy; `allow MODEL staleness <= N steps with CORRECTION`."""
-
-ON_ERRORS: dict[str, Signature] = {
-    "retry": Signature("retry", (P("times", Whole(1, 100), 1, "further tries"),), "try again, then stop the run"),
-}

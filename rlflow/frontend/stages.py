@@ -45,6 +45,18 @@ class StageContext:
             node = self.source(node, "samples")
         return node, node.op
 
+    def fits(self, model: str, bound: Bound) -> None:
+        """The response leaves room for a prompt in the model's context, where that is known; raises Poison."""
+        context = self.declared.context_of(model)
+        max_new: int = bound["max_new"]
+        if context is not None and max_new >= context:
+            raise self.report.error(
+                "RLF1010",
+                f"`max_new = {max_new} tokens` leaves no room for a prompt: `{model}` reads {context} tokens",
+                Label(bound.spans["max_new"], f"{max_new} + 1 > {context}"),
+                help=(f"at most `max_new = {context - 1} tokens`",),
+            )
+
     def aligned(self, rows: Node, rows_name: str, column: Node | None, name: str, spans: dict[str, Span]) -> None:
         """Columns belong to the very rows they are used with; raises Poison after reporting."""
         if column is None:
@@ -115,6 +127,7 @@ def _generate(context: StageContext, bound: Bound, node_id: str) -> Typed:
             Label(bound.spans["turns"]),
             help=('declare one: `environment tools = python("environments:Calculator")`',),
         )
+    context.fits(context.owner, bound)
     rows = None if prompts.rows is None else prompts.rows * n
     op = ops.Generate(
         model=context.owner,
@@ -210,23 +223,42 @@ def _needs_group(context: StageContext, bound: Bound, port: str, word: str) -> N
 _ADVANTAGE = Field("advantage", "f32")
 
 
+def _not_twice(context: StageContext, bound: Bound, word: str) -> None:
+    """Scores go in, not what a normalisation already gave; raises Poison after reporting."""
+    scores: Node = bound["scores"]
+    assert isinstance(scores.type, RowsType)
+    if scores.type.fields[0] == _ADVANTAGE:
+        related = [Label(scores.span, "normalised here", primary=False)] if scores.span else []
+        raise context.report.error(
+            "RLF1018",
+            f"`{word}` gets what is normalised already",
+            Label(bound.spans["scores"]),
+            *related,
+            help=("give it the scores",),
+        )
+
+
 def _group_normalize(context: StageContext, bound: Bound, node_id: str) -> Typed:
+    _not_twice(context, bound, "group_normalize")
     _needs_group(context, bound, "scores", "group_normalize")
     return ops.GroupNormalize(std=bound["std"], epsilon=bound["epsilon"]), column(bound["scores"], _ADVANTAGE)
 
 
 def _rloo(context: StageContext, bound: Bound, node_id: str) -> Typed:
+    _not_twice(context, bound, "rloo")
     _needs_group(context, bound, "scores", "rloo")
     return ops.Rloo(), column(bound["scores"], _ADVANTAGE)
 
 
 def _reinforce_pp(context: StageContext, bound: Bound, node_id: str) -> Typed:
+    _not_twice(context, bound, "reinforce_pp")
     if bound["baseline"]:
         _needs_group(context, bound, "scores", "reinforce_pp")
     return ops.ReinforcePp(baseline=bound["baseline"]), column(bound["scores"], _ADVANTAGE)
 
 
 def _remax(context: StageContext, bound: Bound, node_id: str) -> Typed:
+    _not_twice(context, bound, "remax")
     scores, baseline = bound["scores"], bound["baseline"]
     sampled, _ = context.sampling(scores)
     greedy, greedy_op = context.sampling(baseline)
@@ -244,7 +276,8 @@ def _kl_reward(context: StageContext, bound: Bound, node_id: str) -> Typed:
     samples: Node = bound["samples"]
     for name in ("scores", "reference"):
         context.aligned(samples, "samples", bound[name], name, bound.spans)
-    return ops.KlReward(weight=bound["weight"]), column(samples, Field("reward", "f32", "token"))
+    op = ops.KlReward(weight=bound["weight"], also_in_loss=bound["also_in_loss"])
+    return op, column(samples, Field("reward", "f32", "token"))
 
 
 def _gae(context: StageContext, bound: Bound, node_id: str) -> Typed:

@@ -8,22 +8,9 @@ from rlflow.frontend.constants import Poison
 from rlflow.frontend.declarations import nearest_divisors, nearest_multiples
 from rlflow.frontend.stages import StageContext
 from rlflow.ir import ops
-from rlflow.ir.flow import STEP, Node
+from rlflow.ir.flow import STEP, EdgeKind, Node
+from rlflow.ir.losses import NEEDS
 from rlflow.ir.typesystem import RowsType, WeightsType
-
-NEEDS: dict[str, tuple[str, ...]] = {
-    "ppo_clip": ("advantages",),
-    "gspo": ("advantages",),
-    "cispo": ("advantages",),
-    "reinforce": ("advantages",),
-    "kl": ("reference",),
-    "dpo": ("reference",),
-    "distill": ("teacher",),
-    "value_clip": ("returns", "values"),
-    "nll": (),
-    "entropy": (),
-}
-"""Loss term to the inputs of `train` that it reads."""
 
 _HOW = {
     "advantages": "for example `advantages = group_normalize(score)`",
@@ -54,6 +41,7 @@ def train(context: StageContext, bound: Bound) -> tuple[ops.Train, WeightsType]:
     terms: tuple[ops.LossTerm, ...] = bound["loss"]
     _check_terms(context, terms, bound)
     _check_inputs(context, terms, bound)
+    _check_kl_once(context, terms, bound)
     origin, sampling = context.sampling(samples)
     if sampling.temperature == 0 and any("advantages" in NEEDS[term.kind] for term in terms):
         raise report.error(
@@ -144,6 +132,24 @@ def _check_inputs(context: StageContext, terms: tuple[ops.LossTerm, ...], bound:
             Label(bound.spans["reference"]),
             help=(f"declare `model reference = frozen({context.owner})`",),
         )
+
+
+def _check_kl_once(context: StageContext, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
+    """KL enters in the reward or in the loss; both only when the reward's stage says so."""
+    if not any(isinstance(term, ops.Kl) and term.weight != 0 for term in terms) or bound["advantages"] is None:
+        return
+    stack = [bound["advantages"].id]
+    while stack:
+        node = context.nodes[stack.pop()]
+        if isinstance(node.op, ops.KlReward) and node.op.weight != 0 and not node.op.also_in_loss:
+            raise context.report.error(
+                "RLF1019",
+                "the KL to the reference is in the reward and in the loss: it counts twice",
+                Label(bound.spans["loss"], "here as a term"),
+                *([Label(node.span, "and here in the reward", primary=False)] if node.span else []),
+                help=("drop one of them, or say that both are meant: `kl_reward(..., also_in_loss = true)`",),
+            )
+        stack += [e.src for e in context.edges if e.dst == node.id and e.kind is EdgeKind.DATA]
 
 
 def _minibatch(context: StageContext, node: Node, bound: Bound) -> int:

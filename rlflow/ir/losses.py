@@ -129,3 +129,17 @@ class AdamW:
 
 
 LOSSES: dict[str, type[LossTerm]] = {t.__dataclass_fields__["kind"].default: t for t in get_args(LossTerm)}
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "ppo_clip": ("advantages",),
+    "gspo": ("advantages",),
+    "cispo": ("advantages",),
+    "reinforce": ("advantages",),
+    "kl": ("reference",),
+    "dpo": ("reference",),
+    "distill": ("teacher",),
+    "value_clip": ("returns", "values"),
+    "nll": (),
+    "entropy": (),
+}
+"""Kind of a term to the inputs of `train` that it reads, beside the samples."""

@@ -234,6 +234,8 @@ class KlReward:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
     weight: float
+    also_in_loss: bool = False
+    """Whether the loss may have a KL term as well."""
     kind: Literal["kl_reward"] = "kl_reward"
 
 

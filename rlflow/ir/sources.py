@@ -8,6 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from rlflow.ir.columns import Layout, Role
+
+TooLong = Literal["error", "drop", "truncate"]
+"""What is done with a prompt that, after the chat template, leaves no room for the longest response: stop the run,
+leave the row out, or keep the last tokens."""
+OnError = Literal["fail", "drop"]
+"""What is done about a sample that cannot be scored: stop the run, or leave the sample out of the update."""
+
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
@@ -24,10 +32,18 @@ class FileData:
     """Column with the prompt: a string, or a list of {role, content} messages for the chat template."""
     answer: str | None = None
     """Column given to rewards as `answer`; dots reach into nested columns."""
+    find: tuple[Role, ...] = ()
+    """Columns that the flow does not name and the compiler could not read: found when the file is opened."""
+    layout: Layout | None = None
+    """Whose convention the columns follow that the compiler found."""
     shuffle: bool = True
     system: str | None = None
     """System message put before a string prompt; makes it a chat."""
+    too_long: TooLong = "error"
     kind: Literal["file"] = "file"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "find", tuple(self.find))  # JSON has lists only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +59,7 @@ class GymData:
     """Further keyword arguments of the task, sorted by name."""
     shuffle: bool = True
     system: str | None = None
+    too_long: TooLong = "error"
     kind: Literal["reasoning_gym"] = "reasoning_gym"
 
     def __post_init__(self) -> None:
@@ -127,7 +144,8 @@ class PythonReward:
     timeout_us: int = 15_000_000
     """Per sample."""
     retries: int = 0
-    """Times a failed sample is scored again before the run stops."""
+    """Times a failed sample is scored again."""
+    on_error: OnError = "fail"
     kind: Literal["python"] = "python"
 
 
@@ -139,6 +157,7 @@ class DatasetScorer:
     data: str
     timeout_us: int = 15_000_000
     retries: int = 0
+    on_error: OnError = "fail"
     kind: Literal["scorer"] = "scorer"
 
 

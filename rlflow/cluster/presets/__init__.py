@@ -55,3 +55,15 @@ def supernodes() -> dict[str, dict[str, Any]]:
     """Supernode types by name: so many hosts of one type."""
     found: dict[str, dict[str, Any]] = _file("hardware.toml")["supernodes"]
     return found
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Names of the .rlflow files that ship with rlflow, for `import "rlflow:NAME"`."""
+    return tuple(sorted(file.stem for file in Path(__file__).parent.glob("*.rlflow")))
+
+
+def shipped_text(name: str) -> str:
+    """The text of a .rlflow file that ships with rlflow. KeyError for an unknown name."""
+    if name not in shipped_names():
+        raise KeyError(name)
+    return Path(__file__).with_name(f"{name}.rlflow").read_text("utf-8")

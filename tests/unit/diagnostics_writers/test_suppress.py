@@ -79,7 +79,7 @@ def test_a_code_that_is_always_an_error_is_reported_where_there_is_none() -> Non
 @pytest.mark.parametrize(
     ("comment", "message", "help"),
     [
-        ("ignore[RLF1031]", "unknown code `RLF1031`", "did you mean `RLF1013`?"),
+        ("ignore[RLF1031]", "unknown code `RLF1031`", "did you mean `RLF1017`?"),
         ("ignore[rlf1013]", "unknown code `rlf1013`", "did you mean `RLF1013`?"),
         ("ignore[unused-value]", "unknown code `unused-value`", "did you mean `RLF1013`?"),
         ("ignore[F401]", "unknown code `F401`", None),

@@ -53,11 +53,18 @@ def test_program_prints_and_parses_back(tree: nodes.Program) -> None:
 
 
 def tokens(text: str) -> list[tuple[str, str]]:
-    """The tokens of a text that parses, each with the white space and comments before it; at last the end."""
+    """The tokens of a text that parses, each with the white space and comments before it; at last the end.
+
+    An `if` between two values goes with the token before it: a new line there would make it a statement.
+    """
     found: list[tuple[str, str]] = []
     at = 0
     for token in _lark("start").parse_interactive(text).iter_parse():
-        found.append((text[at : token.start_pos], str(token)))
+        if token.type == "_INLINE_IF":
+            gap, before = found.pop()
+            found.append((gap, before + str(token)))
+        else:
+            found.append((text[at : token.start_pos], str(token)))
         at = token.end_pos or 0
     return [*found, (text[at:], "")]
 

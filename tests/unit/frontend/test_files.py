@@ -15,8 +15,8 @@ from rlflow.ir.ops import Generate, Score, Train
 
 REWARDS = """\
 from json import loads
-def exact(text): return 1.0
-async def later(text): return 1.0
+def exact(response): return 1.0
+async def later(response): return 1.0
 class Judge: pass
 alias = exact
 """

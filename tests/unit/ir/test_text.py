@@ -53,6 +53,7 @@ def without_spans(flow: Flow) -> Flow:
         data=bare(flow.data),
         models=bare(flow.models),
         rewards=bare(flow.rewards),
+        environments=bare(flow.environments),
         nodes=bare(flow.nodes),
         pools=bare(flow.pools),
         edges=(*data, *(e for e in edges if e.kind is not EdgeKind.DATA)),

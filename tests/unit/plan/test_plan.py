@@ -35,7 +35,7 @@ flow f {
     ref = r.logprobs(s)
     adv = group_normalize(one)
     more = group_normalize(two)
-    m.train(s, advantages = adv, reference = ref, loss = ppo_clip() + kl(), optimizer = adamw(1e-3), minibatch = 4 samples)
+    m.train(s, advantages = adv + more, reference = ref, loss = ppo_clip() + kl(), optimizer = adamw(1e-3), minibatch = 4 samples)
   }
   evaluate held every 2 steps { rows = other.all() a = m.generate(rows, max_new = 1 token) g = own(a) }
   evaluate last { a = m.generate(d.all(), max_new = 1 token) g = e(a) h = e(a) }
@@ -236,6 +236,7 @@ def test_instructions_follow_slots_with_waits_before_the_first_reader(plan: Plan
         "run:adv",
         "wait:two",
         "run:more",
+        "run:sum",
         "run:m.train",
         "publish:m",
         "checkpoint",

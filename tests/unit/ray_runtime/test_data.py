@@ -224,9 +224,9 @@ def test_a_template_that_refuses_a_system_message_names_the_row(tmp_path: Path) 
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}a"
     with pytest.raises(RunFailure) as caught:
         rendered(tmp_path, [{"prompt": "a"}], make_tokenizer(strict), system="add")
-    assert caught.value.code == "RLF5002"
+    assert caught.value.code == "RLF5015"
     assert caught.value.message.startswith("d.jsonl:1: ")
-    assert "no system role" in caught.value.notes[-1]
+    assert "no system role" in caught.value.notes[0]
 
 
 def test_a_character_the_tokenizer_does_not_know_names_the_row(tmp_path: Path) -> None:

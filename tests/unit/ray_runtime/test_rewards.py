@@ -42,7 +42,6 @@ async def slowly(response):
     return neighbour.VALUE
 def numpy_scalar(response): return np.float32(0.5)
 def numpy_bool(response): return np.bool_(True)
-def nothing(response): return None
 def nan(response): return float("nan")
 def text(response): return "1.0"
 def a_list(response): return [1.0]
@@ -147,7 +146,6 @@ def test_extras_come_beside_the_score(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("nothing", "returned None"),
         ("nan", "returned nan"),
         ("text", "returned str, not a number"),
         ("a_list", "returned list, not a number"),

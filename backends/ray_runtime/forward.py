@@ -1,0 +1,80 @@
+"""What a model says about the response tokens of a micro-batch. No loss, no state.
+
+Padding is on the right and attention is causal, so no mask is needed: no real token sees padding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from rlflow.backends.ray_runtime.algorithms.losses import entropy
+from rlflow.backends.ray_runtime.packing import MicroBatch
+
+Compute = Literal["fp32", "bf16"]
+Spread = Literal["none", "value", "gradient"]
+"""Entropy: not computed, computed as a metric, or computed as part of the loss."""
+
+
+def response_log_probs(
+    model: Any, compute: Compute, micro: MicroBatch, temperature: float, spread: Spread, *, limit: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy (nats) of the response tokens: float32 [tokens] each, the latter if asked for.
+
+    `limit`: logits computed at once; beyond it the head runs in chunks, whose logits backward computes again.
+    """
+    with autocast(model, compute):
+        hidden = model.get_decoder()(input_ids=micro.ids.to(model.device), use_cache=False).last_hidden_state
+        hidden = hidden.flatten(0, 1)[micro.read.to(model.device)]
+        targets = micro.targets.to(model.device)
+        rows = max(1, limit // model.config.vocab_size)
+        if len(hidden) <= rows:
+            return _head(model, hidden, targets, temperature, spread)
+        parts = [
+            checkpoint(_head, model, h, t, temperature, spread, use_reentrant=False)
+            for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _head(
+    model: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, spread: Spread
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model.lm_head(hidden).float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    log_probs = torch.log_softmax(logits, -1)
+    logp = log_probs.gather(1, targets[:, None])[:, 0]
+    if spread == "none":
+        return logp, logp.new_zeros(0)
+    return logp, entropy(log_probs if spread == "gradient" else log_probs.detach())
+
+
+def response_values(model: Any, compute: Compute, micro: MicroBatch) -> torch.Tensor:
+    """A value model's estimate before each response token, at the position that predicts it: float32 [tokens]."""
+    with autocast(model, compute):
+        hidden = model.get_decoder()(input_ids=micro.ids.to(model.device), use_cache=False).last_hidden_state
+    return model.value(hidden.flatten(0, 1)[micro.read.to(model.device)])
+
+
+def sequence_scores(model: Any, compute: Compute, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """A reward model's output at one position of each row: float32 [rows].
+
+    Args: `ids` int64 [rows, width], right-padded; `last` int64 [rows]: the position to read.
+    """
+    with autocast(model, compute):
+        body = getattr(model, model.base_model_prefix)
+        hidden = body(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+        rows = torch.arange(len(ids), device=model.device)
+        return model.score(hidden[rows, last.to(model.device)])[:, 0].float()
+
+
+def autocast(model: Any, compute: Compute) -> contextlib.AbstractContextManager[Any]:
+    """bf16 matrix products over fp32 weights, or nothing."""
+    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if compute == "bf16":
+        context = torch.autocast(model.device.type, dtype=torch.bfloat16)
+    return context

@@ -1,0 +1,61 @@
+"""From logits to tokens, and where a response ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+def response_lengths(tokens: torch.Tensor, eos_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row's response ends: the first end token is its last token, without one it fills the row.
+
+    Args: `tokens` int64 [rows, width]; what follows an end token is ignored. Returns lengths int64 [rows] and
+    truncated bool [rows]: no end token was sampled. Nothing is ever appended to a truncated response.
+    """
+    width = tokens.shape[1]
+    ends = torch.isin(tokens, torch.tensor(eos_ids, device=tokens.device))
+    found = ends.any(1)
+    lengths = torch.where(found, ends.int().argmax(1) + 1, torch.full_like(found, width, dtype=torch.int64))
+    return lengths, ~found
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Inverse-CDF sampling: the first token whose cumulative probability exceeds the row's uniform draw.
+
+    top-k keeps the k likeliest tokens; then top-p (Holtzman et al. 2020, arXiv 1904.09751) the smallest set of the
+    likeliest tokens whose renormalised probability reaches p. The CDF is summed in float64, in the order of token ids.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __call__(self, logits: torch.Tensor, draws: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [rows] and their log-probabilities float32 [rows] before top-k and top-p.
+
+        Args: `logits` [rows, vocabulary]; `draws` float64 [rows] in [0, 1 - 2**-52], None when greedy.
+        """
+        logits = logits.float()
+        if draws is None:
+            logp = torch.log_softmax(logits, -1)
+            chosen = logits.argmax(-1, keepdim=True)
+            return chosen[:, 0], logp.gather(1, chosen)[:, 0]
+        logp = torch.log_softmax(logits if self.temperature == 1.0 else logits / self.temperature, -1)
+        weights = logp.exp()
+        if self.top_k or self.top_p < 1.0:
+            weights = self._truncate(weights)
+        cdf = torch.cumsum(weights, -1, dtype=torch.float64)
+        chosen = torch.searchsorted(cdf, draws[:, None] * cdf[:, -1:], right=True)
+        return chosen[:, 0], logp.gather(1, chosen)[:, 0]
+
+    def _truncate(self, weights: torch.Tensor) -> torch.Tensor:
+        ordered, tokens = torch.sort(weights, dim=-1, descending=True, stable=True)
+        if self.top_k:
+            ordered[:, self.top_k :] = 0.0
+        if self.top_p < 1.0:
+            ordered /= ordered.sum(-1, keepdim=True)
+            # A token stays while the ones before it have not yet reached p, so the likeliest always stays.
+            ordered = torch.where(ordered.cumsum(-1) - ordered < self.top_p, ordered, 0.0)
+        return torch.zeros_like(weights).scatter_(1, tokens, ordered)

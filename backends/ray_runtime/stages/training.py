@@ -1,0 +1,77 @@
+"""The train stage: from columns to the trainer's arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlflow.backends.ray_runtime.algorithms.moments import moments
+from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.stages.call import Call, Value, counted_tokens, rows_with_nan, token_count
+from rlflow.backends.ray_runtime.stages.selection import numbers_in_batch
+from rlflow.ir.ops import Train
+
+_TOKEN_PORTS = ("reference", "old", "teacher", "returns", "values")
+
+
+def train(call: Call, op: Train) -> Value:
+    """Ports: samples; advantages (per row or per token), reference, old, teacher, returns, values (per token), weights
+    (per row), as the loss needs them. A sample with a NaN in any of them is in no loss, metric or denominator."""
+    samples = call.batch("samples")
+    trainer = call.model(op.model).trainer
+    assert trainer is not None
+    mask = counted_tokens(samples)
+    missing = np.zeros(samples.rows, dtype=bool)
+    advantages = call.column("advantages") if call.has("advantages") else None
+    weights = call.per_row("weights") if call.has("weights") else None
+    tokens: dict[str, Packed] = {port: call.per_token(port) for port in _TOKEN_PORTS if call.has(port)}
+    for column in (advantages, weights, tokens.get("returns")):
+        if column is not None:
+            missing |= np.isnan(column) if isinstance(column, np.ndarray) else rows_with_nan(column, mask)
+    if missing.any():
+        call.metrics.sums["training/samples_without_reward"] += float(missing.sum())
+    found = trainer.train(
+        samples,
+        advantages,
+        op,
+        seed=call.state.seed,
+        step=call.step,
+        row_weights=weights,
+        counted=~missing if missing.any() else None,
+        group=call.state.group,
+        rows=numbers_in_batch(call, samples),
+        **tokens,
+    )
+    if "returns" in tokens and "values" in tokens:
+        found |= _explained_variance(call, samples, tokens["returns"], tokens["values"], missing)
+    call.metrics.training(_named(call, op, found))
+    call.tokens = token_count(samples)
+    return None
+
+
+def _explained_variance(
+    call: Call, samples: Batch, returns: Packed, values: Packed, missing: np.ndarray
+) -> dict[str, float]:
+    """1 - Var(returns - values) / Var(returns) over all ranks' counted tokens, of the values before the update."""
+    counted = torch.from_numpy(~missing)[returns.row_ids()]
+    mask = counted_tokens(samples)
+    if mask is not None:
+        counted &= mask > 0
+    whole = call.merged(moments(returns.values, counted))
+    rest = call.merged(moments(returns.values - values.values, counted))
+    if not whole.variance:
+        return {}
+    return {"critic/vf_explained_var": 1.0 - rest.variance / whole.variance}
+
+
+def _named(call: Call, op: Train, found: dict[str, float]) -> dict[str, float]:
+    """Where several models of one family are trained, a metric says which: actor/NAME/loss."""
+    trained = {stage.op.model for stage in call.state.plan.stages if isinstance(stage.op, Train)}
+    family = _family(call, op.model)
+    if sum(_family(call, name) == family for name in trained) < 2:
+        return found
+    return {name.replace("/", f"/{op.model}/", 1): value for name, value in found.items()}
+
+
+def _family(call: Call, model: str) -> str:
+    return "critic" if call.state.plan.model(model).source.kind == "value" else "actor"

@@ -1,0 +1,231 @@
+"""The parser's tree to the nodes of the syntax tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lark import Token, Transformer, v_args
+
+from rlflow.diagnostics import Diagnostic, SourceFile, Span
+from rlflow.grammar import nodes
+from rlflow.grammar.errors import reserved
+from rlflow.grammar.words import ITEM_WORDS
+
+_ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
+
+
+def _unescape(body: str) -> str:
+    out: list[str] = []
+    chars = iter(body)
+    for char in chars:
+        if char == "\\":
+            follow = next(chars)
+            out.append(_ESCAPES.get(follow, "\\" + follow))
+        else:
+            out.append(char)
+    return "".join(out)
+
+
+def _number(text: str) -> int | float:
+    text = text.replace("_", "")
+    if any(c in text for c in ".eE") or len(text) > 300:  # beyond every float; the frontend refuses what is not finite
+        return float(text)
+    return int(text)
+
+
+@v_args(meta=True)
+class Build(Transformer[Token, Any]):
+    """Lark tree to nodes. Method names are the grammar's rule names."""
+
+    def __init__(self, source: SourceFile) -> None:
+        super().__init__()
+        self._source = source
+        self.problems: list[Diagnostic] = []
+
+    def _span(self, meta: Any) -> Span:
+        if getattr(meta, "empty", True):
+            return Span(self._source, 0, 0)
+        return Span(self._source, meta.start_pos, meta.end_pos)
+
+    def _token(self, token: Token) -> Span:
+        return Span(self._source, token.start_pos or 0, token.end_pos or 0)
+
+    def _ident(self, token: Token) -> nodes.Ident:
+        return nodes.Ident(str(token), self._token(token))
+
+    def start(self, meta: Any, items: list[Any]) -> list[Any]:
+        return items
+
+    def import_file(self, meta: Any, c: list[Token]) -> nodes.Import:
+        path = nodes.String(_unescape(str(c[0])[1:-1]), self._token(c[0]))
+        return nodes.Import(path, self._span(meta))
+
+    # flow
+    def flow(self, meta: Any, c: list[Any]) -> nodes.Flow:
+        return nodes.Flow(self._ident(c[0]), c[1] or (), tuple(c[2:]), self._span(meta))
+
+    def params(self, meta: Any, c: list[Any]) -> tuple[nodes.Param, ...]:
+        return tuple(p for p in c if p is not None)
+
+    def _free(self, token: Token) -> nodes.Ident:
+        """A name that is no word of the language."""
+        if str(token) in ITEM_WORDS:
+            self.problems.append(reserved(str(token), self._token(token)))
+        return self._ident(token)
+
+    def param(self, meta: Any, c: list[Any]) -> nodes.Param:
+        return nodes.Param(self._free(c[0]), c[1], self._span(meta))
+
+    def declaration(self, meta: Any, c: list[Any]) -> nodes.Declaration:
+        return nodes.Declaration(str(c[0]), self._free(c[1]), c[2], self._span(meta))
+
+    def block(self, meta: Any, c: list[Any]) -> tuple[nodes.Statement | nodes.If, ...]:
+        return tuple(c)
+
+    def item_block(self, meta: Any, c: list[Any]) -> tuple[nodes.FlowItem | nodes.If, ...]:
+        return tuple(c)
+
+    def if_item(self, meta: Any, c: list[Any]) -> nodes.If:
+        return nodes.If(c[0], c[1], c[2], self._span(meta))
+
+    if_statement = if_item
+
+    def step(self, meta: Any, c: list[Any]) -> nodes.Step:
+        return nodes.Step(c[0], self._span(meta))
+
+    def evaluate(self, meta: Any, c: list[Any]) -> nodes.Evaluate:
+        return nodes.Evaluate(self._free(c[0]), c[1], c[2], self._span(meta))
+
+    def allow(self, meta: Any, c: list[Any]) -> nodes.Allow:
+        return nodes.Allow(self._ident(c[0]), c[1], c[2], self._span(meta))
+
+    def stop(self, meta: Any, c: list[Any]) -> nodes.Stop:
+        return nodes.Stop(c[0], self._span(meta))
+
+    def save(self, meta: Any, c: list[Any]) -> nodes.Save:
+        return nodes.Save(c[0], self._span(meta))
+
+    def seed(self, meta: Any, c: list[Any]) -> nodes.Seed:
+        return nodes.Seed(c[0], self._span(meta))
+
+    def assign(self, meta: Any, c: list[Any]) -> nodes.Assign:
+        return nodes.Assign(self._free(c[0]), c[1], self._span(meta))
+
+    def call_statement(self, meta: Any, c: list[Any]) -> nodes.CallStatement:
+        return nodes.CallStatement(c[0], self._span(meta))
+
+    # schedule
+    def schedule(self, meta: Any, c: list[Any]) -> nodes.Schedule:
+        cluster = None if c[1] is None else self._ident(c[1])
+        return nodes.Schedule(self._ident(c[0]), cluster, tuple(c[2:]), self._span(meta))
+
+    def pool(self, meta: Any, c: list[Any]) -> nodes.Pool:
+        return nodes.Pool(self._ident(c[0]), c[1], c[2] or (), self._span(meta))
+
+    def place(self, meta: Any, c: list[Any]) -> nodes.Place:
+        stages = tuple(x for x in c if isinstance(x, nodes.StageRef))
+        settings = tuple(x for x in c if isinstance(x, nodes.Setting))
+        pool = next(x for x in c if isinstance(x, Token))
+        return nodes.Place(stages, self._ident(pool), settings, self._span(meta))
+
+    def stage(self, meta: Any, c: list[Any]) -> nodes.StageRef:
+        return nodes.StageRef(self._ident(c[0]), None if c[1] is None else self._ident(c[1]), self._span(meta))
+
+    def staleness(self, meta: Any, c: list[Any]) -> nodes.Staleness:
+        admit = None if c[2] is None else self._ident(c[2])
+        return nodes.Staleness(self._ident(c[0]), c[1], admit, self._span(meta))
+
+    def trigger(self, meta: Any, c: list[Any]) -> nodes.Trigger:
+        carry = None if c[2] is None else self._ident(c[2])
+        return nodes.Trigger(self._ident(c[0]), c[1], carry, self._span(meta))
+
+    def auto(self, meta: Any, c: list[Any]) -> nodes.Auto:
+        return nodes.Auto(self._span(meta))
+
+    # cluster
+    def cluster(self, meta: Any, c: list[Any]) -> nodes.Cluster:
+        return nodes.Cluster(self._ident(c[0]), tuple(c[1:]), self._span(meta))
+
+    def entry(self, meta: Any, c: list[Any]) -> nodes.Entry:
+        return nodes.Entry(self._ident(c[0]), c[1], c[2] or (), self._span(meta))
+
+    def settings_block(self, meta: Any, c: list[Any]) -> tuple[nodes.Setting, ...]:
+        return tuple(s for s in c if s is not None)
+
+    def setting(self, meta: Any, c: list[Any]) -> nodes.Setting:
+        return nodes.Setting(self._ident(c[0]), c[1], self._span(meta))
+
+    # expressions
+    def quantity(self, meta: Any, c: list[Token]) -> nodes.Quantity:
+        text = str(c[0])
+        split = next(i for i in range(1, len(text) + 1) if _is_unit(text[i:]))
+        return nodes.Quantity(_number(text[:split].strip()), text[split:].strip(), self._token(c[0]))
+
+    def number(self, meta: Any, c: list[Token]) -> nodes.Number:
+        return nodes.Number(_number(str(c[0])), self._token(c[0]))
+
+    def string(self, meta: Any, c: list[Token]) -> nodes.String:
+        return nodes.String(_unescape(str(c[0])[1:-1]), self._token(c[0]))
+
+    def true(self, meta: Any, c: list[Any]) -> nodes.Constant:
+        return nodes.Constant(True, self._span(meta))
+
+    def false(self, meta: Any, c: list[Any]) -> nodes.Constant:
+        return nodes.Constant(False, self._span(meta))
+
+    def none(self, meta: Any, c: list[Any]) -> nodes.Constant:
+        return nodes.Constant(None, self._span(meta))
+
+    def name(self, meta: Any, c: list[Token]) -> nodes.Name:
+        return nodes.Name(str(c[0]), self._token(c[0]))
+
+    def list_of(self, meta: Any, c: list[Any]) -> nodes.ListOf:
+        return nodes.ListOf(tuple(x for x in c if x is not None), self._span(meta))
+
+    def attribute(self, meta: Any, c: list[Any]) -> nodes.Attribute:
+        return nodes.Attribute(c[0], self._ident(c[1]), self._span(meta))
+
+    def argument(self, meta: Any, c: list[Any]) -> nodes.Argument:
+        return nodes.Argument(None if c[0] is None else self._ident(c[0]), c[1], self._span(meta))
+
+    def call(self, meta: Any, c: list[Any]) -> nodes.Call:
+        return nodes.Call(c[0], tuple(a for a in c[1:] if a is not None), self._span(meta))
+
+    def _binary(self, operator: str, meta: Any, c: list[Any]) -> nodes.Binary:
+        return nodes.Binary(operator, c[0], c[1], self._span(meta))
+
+    def add(self, meta: Any, c: list[Any]) -> nodes.Binary:
+        return self._binary("+", meta, c)
+
+    def subtract(self, meta: Any, c: list[Any]) -> nodes.Binary:
+        return self._binary("-", meta, c)
+
+    def multiply(self, meta: Any, c: list[Any]) -> nodes.Binary:
+        return self._binary("*", meta, c)
+
+    def divide(self, meta: Any, c: list[Any]) -> nodes.Binary:
+        return self._binary("/", meta, c)
+
+    def compare(self, meta: Any, c: list[Any]) -> nodes.Compare:
+        return nodes.Compare(str(c[1]), c[0], c[2], self._span(meta))
+
+    def both(self, meta: Any, c: list[Any]) -> nodes.Logic:
+        return nodes.Logic("and", c[0], c[1], self._span(meta))
+
+    def either(self, meta: Any, c: list[Any]) -> nodes.Logic:
+        return nodes.Logic("or", c[0], c[1], self._span(meta))
+
+    def invert(self, meta: Any, c: list[Any]) -> nodes.Not:
+        return nodes.Not(c[0], self._span(meta))
+
+    def conditional(self, meta: Any, c: list[Any]) -> nodes.Conditional:
+        return nodes.Conditional(c[0], c[1], c[2], self._span(meta))
+
+    def negate(self, meta: Any, c: list[Any]) -> nodes.Negate:
+        return nodes.Negate(c[0], self._span(meta))
+
+
+def _is_unit(tail: str) -> bool:
+    """Whether the tail of a quantity token is its unit: a word that is not the exponent of the number."""
+    tail = tail.strip()
+    return tail == "%" or (tail != "" and tail.replace("/", "").isalpha())
