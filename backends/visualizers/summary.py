@@ -145,16 +145,19 @@ def _instructions(instructions: Sequence[Instruction]) -> list[Line]:
 
 def _learning(plan: Plan) -> list[Line]:
     lines: list[Line] = [("head", "learning")]
-    for stage in plan.stages:
-        if not isinstance(stage.op, Train):
-            continue
-        compute, init = _precision(plan, stage.op.model)
+    trained = [stage.op for stage in plan.stages if isinstance(stage.op, Train)]
+    for train in trained:
+        if len(trained) > 1:
+            lines.append(("plain", f"  {train.model}:"))
+        compute, init = _precision(plan, train.model)
+        is_value = isinstance(plan.model(train.model).source, ValueModel)
+        sampling = "" if is_value else f"temperature {train.temperature:g} in sampling and in the loss; "
+        numbers = f"{sampling}master weights and optimizer fp32, compute {compute}; {init}"
         lines += [
-            ("plain", f"  loss       {describe_loss(stage.op)}"),
-            ("plain", f"  optimizer  {describe_optimizer(stage.op)}"),
-            ("plain", f"  numbers    temperature {stage.op.temperature:g} in sampling and in the loss; "
-             f"master weights and optimizer fp32, compute {compute}; {init}"),
-        ]  # fmt: skip
+            ("plain", f"  loss       {describe_loss(train)}"),
+            ("plain", f"  optimizer  {describe_optimizer(train)}"),
+            ("plain", f"  numbers    {numbers}"),
+        ]
     return lines
 
 

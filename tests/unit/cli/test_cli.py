@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (one case a line reads best)
+
 """The command line: exit codes, where output goes, and an answer instead of a traceback to whatever is given."""
 
 from __future__ import annotations

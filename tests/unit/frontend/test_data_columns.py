@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (one case a line reads best)
+
 """Columns of data files while compiling: found by convention, checked, and compared with what rewards ask for."""
 
 from __future__ import annotations

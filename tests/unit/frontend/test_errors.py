@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (one mistake a line reads best)
+
 """Every mistake the frontend knows: code, message with both numbers, exact place, help; and its sound twin."""
 
 from __future__ import annotations

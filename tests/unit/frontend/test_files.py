@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (one mistake a line reads best)
+
 """Whole programs, and the files that a flow names: data, columns, reward functions."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (one case a line reads best)
+
 """The plan file: canonical, complete, versioned, refused when it is not one; and the order of its instructions."""
 
 from __future__ import annotations
