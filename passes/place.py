@@ -130,7 +130,8 @@ def _check_split(flow: Flow, dp: int, context: PassContext) -> None:
             legal = f"{below} or {above}" if below else f"{above}"
             context.error(
                 "RLF2001",
-                f"{op.count} prompts do not divide over {dp} data-parallel ranks of pool `{_pool_name(node)}`",
+                f"{op.count} prompt{' does' if op.count == 1 else 's do'} not divide over {dp} data-parallel ranks "
+                f"of pool `{_pool_name(node)}`",
                 node.span,
                 help=(f"nearest that divide: {legal} prompts",),
             )
@@ -140,7 +141,7 @@ def _check_split(flow: Flow, dp: int, context: PassContext) -> None:
             nearest = _nearest_minibatches(rows.rows or 0, op.minibatch, dp)
             context.error(
                 "RLF2001",
-                f"a mini-batch of {op.minibatch} samples does not divide over {dp} data-parallel ranks",
+                f"a mini-batch of {op.minibatch} sample{'s' if op.minibatch != 1 else ''} does not divide over {dp} data-parallel ranks",
                 node.span,
                 help=(f"nearest that divide: {' or '.join(map(str, nearest))} samples",) if nearest else (),
             )

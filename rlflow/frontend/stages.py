@@ -17,6 +17,7 @@ from rlflow.ir.flow import Edge, EdgeKind, Model, Node
 from rlflow.ir.typesystem import PROMPT_FIELDS, SAMPLE_FIELDS, Field, RowsType, WeightsType
 
 SCORE = Field("score", "f32")
+_HOLDS = {"logprobs": "log-probabilities, from `MODEL.logprobs(...)`", "values": "estimates, from `CRITIC.values(...)`"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,32 @@ class StageContext:
                 Label(spans[rows_name], f"rows of `{rows.type.origin}`", primary=False),
                 help=help_lines,
             )
+
+    def holds(self, field: str, names: tuple[str, ...], bound: Bound) -> None:
+        """Columns per token hold what the stage takes them for; raises Poison after reporting."""
+        for name in names:
+            node: Node | None = bound[name]
+            if node is None:
+                continue
+            assert isinstance(node.type, RowsType)
+            if node.type.fields[0].name != field:
+                raise self.report.error(
+                    "RLF1007",
+                    f"`{name}` takes {_HOLDS[field]}",
+                    Label(bound.spans[name], f"this holds `{node.type.fields[0].name}`"),
+                )
+
+    def not_itself(self, model: str, name: str, bound: Bound) -> None:
+        """A reference or teacher is another model than the one compared with it; raises Poison after reporting."""
+        node: Node | None = bound[name]
+        if node is None or not isinstance(node.op, ops.Logprobs) or node.op.model != model:
+            return
+        raise self.report.error(
+            "RLF1016",
+            f"the {name} is `{model}` itself: the divergence would always be 0",
+            Label(bound.spans[name]),
+            help=(f"declare `model reference = frozen({model})`",),
+        )
 
 
 Typed = tuple[ops.Op, RowsType | WeightsType]
@@ -276,18 +303,22 @@ def _kl_reward(context: StageContext, bound: Bound, node_id: str) -> Typed:
     samples: Node = bound["samples"]
     for name in ("scores", "reference"):
         context.aligned(samples, "samples", bound[name], name, bound.spans)
+    context.holds("logprobs", ("reference",), bound)
+    context.not_itself(context.sampling(samples)[1].model, "reference", bound)
     op = ops.KlReward(weight=bound["weight"], also_in_loss=bound["also_in_loss"])
     return op, column(samples, Field("reward", "f32", "token"))
 
 
 def _gae(context: StageContext, bound: Bound, node_id: str) -> Typed:
     context.aligned(bound["values"], "values", bound["rewards"], "rewards", bound.spans)
+    context.holds("values", ("values",), bound)
     op = ops.Gae(gamma=bound["gamma"], lam=bound["lam"], whiten=bound["whiten"])
     return op, column(bound["values"], Field("advantage", "f32", "token"))
 
 
 def _returns(context: StageContext, bound: Bound, node_id: str) -> Typed:
     context.aligned(bound["values"], "values", bound["rewards"], "rewards", bound.spans)
+    context.holds("values", ("values",), bound)
     op = ops.Gae(gamma=bound["gamma"], lam=bound["lam"], whiten=False, output="returns")
     return op, column(bound["values"], Field("returns", "f32", "token"))
 

@@ -38,6 +38,8 @@ def train(context: StageContext, bound: Bound) -> tuple[ops.Train, WeightsType]:
     samples: Node = bound["samples"]
     for name in _INPUTS:
         context.aligned(samples, "samples", bound[name], name, bound.spans)
+    context.holds("logprobs", ("reference", "teacher"), bound)
+    context.holds("values", ("values",), bound)
     terms: tuple[ops.LossTerm, ...] = bound["loss"]
     _check_terms(context, terms, bound)
     _check_inputs(context, terms, bound)
@@ -124,23 +126,24 @@ def _check_inputs(context: StageContext, terms: tuple[ops.LossTerm, ...], bound:
                 Label(bound.spans[name]),
                 help=("leave it out: the reference model is then neither loaded nor run",) if only_kl else (),
             )
-    reference: Node | None = bound["reference"]
-    if reference is not None and isinstance(reference.op, ops.Logprobs) and reference.op.model == context.owner:
-        raise report.error(
-            "RLF1016",
-            f"the reference is `{context.owner}` itself: the divergence would always be 0",
-            Label(bound.spans["reference"]),
-            help=(f"declare `model reference = frozen({context.owner})`",),
-        )
+    for name in ("reference", "teacher"):
+        context.not_itself(context.owner, name, bound)
 
 
 def _check_kl_once(context: StageContext, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
     """KL enters in the reward or in the loss; both only when the reward's stage says so."""
     if not any(isinstance(term, ops.Kl) and term.weight != 0 for term in terms) or bound["advantages"] is None:
         return
-    stack = [bound["advantages"].id]
+    sources: dict[str, list[str]] = {}
+    for edge in context.edges:
+        if edge.kind is EdgeKind.DATA:
+            sources.setdefault(edge.dst, []).append(edge.src)
+    stack, seen = [bound["advantages"].id], set[str]()
     while stack:
         node = context.nodes[stack.pop()]
+        if node.id in seen:  # sums of sums have very many ways to one score
+            continue
+        seen.add(node.id)
         if isinstance(node.op, ops.KlReward) and node.op.weight != 0 and not node.op.also_in_loss:
             raise context.report.error(
                 "RLF1019",
@@ -149,7 +152,7 @@ def _check_kl_once(context: StageContext, terms: tuple[ops.LossTerm, ...], bound
                 *([Label(node.span, "and here in the reward", primary=False)] if node.span else []),
                 help=("drop one of them, or say that both are meant: `kl_reward(..., also_in_loss = true)`",),
             )
-        stack += [e.src for e in context.edges if e.dst == node.id and e.kind is EdgeKind.DATA]
+        stack += sources.get(node.id, [])
 
 
 def _minibatch(context: StageContext, node: Node, bound: Bound) -> int:

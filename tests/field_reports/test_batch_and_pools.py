@@ -61,7 +61,7 @@ def test_A4_a_group_of_8_does_not_divide_into_7(compile_: Any) -> None:
     assert "a batch of 8 samples does not divide into mini-batches of 7" in result.words
     assert "8 = 1 x 7 + 1" in result.words
     assert "4 or 8 samples" in result.words
-    assert "1 prompts do not divide over 7" in compile_(prompts=1, n=8, devices=7).words
+    assert "1 prompt does not divide over 7" in compile_(prompts=1, n=8, devices=7).words
 
 
 def test_A5_a_group_needs_two(compile_: Any) -> None:
@@ -172,7 +172,7 @@ def test_B2_16_devices_wanted_8_there(compile_: Any) -> None:
     result = compile_(prompts=16, devices=16, hosts=1)
     assert result.codes == ["RLF2003"]
     assert "pool `main` wants 16 devices, and cluster `pod` has 8" in result.words
-    assert "devices by host: host: 8" in result.words
+    assert "devices by host: host-0: 8" in result.words
     assert "at most `8 devices`" in result.words
     assert compile_(prompts=16, devices=8, hosts=1).codes == []
     assert compile_(prompts=16, devices=16, hosts=2).codes == []

@@ -1,8 +1,7 @@
-"""Stages on columns against the pure functions, and whole flows through the interpreter."""
+"""Stages on columns against the pure functions, on one rank and on two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +16,33 @@ from rlflow.backends.ray_runtime.algorithms.moments import whiten
 from rlflow.backends.ray_runtime.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from rlflow.backends.ray_runtime.algorithms.shaping import score_at_end
 from rlflow.backends.ray_runtime.batch import Batch, Packed
-from rlflow.backends.ray_runtime.execute import Interpreter
-from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
-from rlflow.backends.ray_runtime.reward_worker import Handle
+from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.stages import RUN
 from rlflow.backends.ray_runtime.stages.call import Call, Frame, Value
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import (
-    AdamW,
     Combine,
-    Distill,
     FieldOf,
-    FileData,
-    FrozenModel,
     Gae,
-    Generate,
     GroupNormalize,
-    Gspo,
     KlReward,
-    Logprobs,
-    ModelSource,
     Op,
     Overlong,
-    PpoClip,
-    PresetModel,
-    PythonReward,
     ReinforcePp,
     Remax,
     Rloo,
-    Score,
-    Take,
-    TinyModel,
-    Train,
-    ValueClip,
-    ValueModel,
-    Values,
 )
 from rlflow.plan import (
     Because,
-    DataDecl,
-    Instruction,
-    ModelDecl,
     Plan,
     Pool,
     Program,
-    PublishWeights,
     RankPlace,
-    RewardDecl,
-    RunStage,
     Source,
     SpanRef,
     Stage,
     Stop,
-    TakeRows,
-    WaitStage,
 )
 
 SPAN = SpanRef(file="a.rlflow", line=1, column=1, end_line=1, end_column=2)
@@ -83,22 +54,7 @@ def stage(id: str, op: Op, **inputs: str) -> Stage:
     return Stage(id=id, op=op, phase="step", pool="main", inputs=inputs, output="", because=BECAUSE)
 
 
-def plan_of(stages: list[Stage], models: dict[str, ModelSource] | None = None) -> Plan:
-    """Stages in the order in which they run; scores are collected at once, weights published after training."""
-    step: list[Instruction] = []
-    for item in stages:
-        if isinstance(item.op, Take):
-            step.append(TakeRows(id=f"take:{item.id}", stage=item.id, because=BECAUSE))
-        else:
-            step.append(RunStage(id=f"run:{item.id}", stage=item.id, because=BECAUSE))
-        if isinstance(item.op, Score):
-            step.append(WaitStage(id=f"wait:{item.id}", stage=item.id, because=BECAUSE))
-        if isinstance(item.op, Train):
-            step.append(PublishWeights(id=f"publish:{item.id}", model=item.op.model, because=BECAUSE))
-    declared = tuple(
-        ModelDecl(name=name, source=source, trainable=not isinstance(source, FrozenModel), span=SPAN)
-        for name, source in (models or {}).items()
-    )
+def plan_of(stages: list[Stage]) -> Plan:
     return Plan(
         rlflow_version="0",
         flow="test",
@@ -107,12 +63,12 @@ def plan_of(stages: list[Stage], models: dict[str, ModelSource] | None = None) -
         pipeline="",
         seed=0,
         stop=Stop(steps=1, epochs=None),
-        data=(DataDecl(name="sums", source=FileData(path="sums.jsonl", format="jsonl"), span=SPAN),),
-        models=declared,
-        rewards=(RewardDecl(name="exact", source=PythonReward(function="rewards:score"), span=SPAN),),
+        data=(),
+        models=(),
+        rewards=(),
         pools=(Pool(name="main", device="cpu", ranks=(RankPlace(rank=0, host="local", index=0),)),),
         stages=tuple(stages),
-        programs=(Program(pool="main", step=tuple(step)),),
+        programs=(Program(pool="main", step=()),),
         channels=(),
     )
 
@@ -339,182 +295,3 @@ def test_whitening_is_over_all_ranks(tmp_path: Path) -> None:
     other.join(60)
     for mine, theirs, whole in zip(first, second, _parts(None, list(range(8))), strict=True):
         np.testing.assert_allclose(np.concatenate([mine, theirs]), whole, rtol=1e-6, atol=1e-7)
-
-
-# --- whole flows ------------------------------------------------------------------------------------------------------
-
-TINY = TinyModel(architecture="qwen3", alphabet="0123456789+=", hidden=32, layers=1, context=32)
-
-
-class FakeReward:
-    def __init__(self, function: Callable[[str], float]) -> None:
-        self.function = function
-        self.texts: list[str] = []
-
-    def start(self, samples: Batch) -> Handle:
-        self.texts = samples.items("text")
-        return Handle((), ())
-
-    def collect(self, handle: Handle) -> tuple[np.ndarray, dict[str, list[Any]]]:
-        return np.array([self.function(text) for text in self.texts], dtype=np.float32), {}
-
-    def close(self) -> None:
-        pass
-
-
-def state_of(plan: Plan, folder: Path, score: Callable[[str], float] = lambda text: float(len(set(text)))) -> RankState:
-    rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}\n' for a in range(4) for b in range(4)]
-    (folder / "sums.jsonl").write_text("".join(rows), "utf-8")
-    state = RankState(plan, "main", 0, 1, folder, seed=0)
-    state.load_models()
-    state.load_data()
-    state.rewards = {"exact": FakeReward(score)}  # type: ignore[dict-item]
-    return state
-
-
-def run_steps(state: RankState, steps: int) -> list[dict[str, float]]:
-    interpreter = Interpreter(state, lambda step: None)
-    out = []
-    for step in range(1, steps + 1):
-        metrics = StepMetrics(state.plan, "main", 0)
-        interpreter.run(state.plan.programs[0].step, step, metrics)
-        out.append(reduce_parts([metrics.parts()]))
-    return out
-
-
-BATCH = [
-    stage("batch", Take(data="sums", count=8)),
-    stage("samples", Generate(model="actor", n=4, max_new=4), prompts="batch"),
-]
-
-
-def learn(model: str, *loss: Any, **options: Any) -> Train:
-    return Train(model=model, loss=loss, optimizer=AdamW(lr=1e-2), minibatch=0, **options)
-
-
-def test_ppo_with_a_critic_learns(tmp_path: Path) -> None:
-    models: dict[str, ModelSource] = {
-        "actor": TINY,
-        "reference": FrozenModel(of="actor"),
-        "critic": ValueModel(of="actor"),
-    }
-    stages = [
-        *BATCH,
-        stage("score", Score(reward="exact"), samples="samples"),
-        stage("ref", Logprobs(model="reference", temperature=1.0), samples="samples"),
-        stage("v", Values(model="critic"), samples="samples"),
-        stage("r", KlReward(weight=0.01), scores="score", samples="samples", reference="ref"),
-        stage("adv", Gae(), rewards="r", values="v"),
-        stage("ret", Gae(output="returns", whiten=False), rewards="r", values="v"),
-        stage(
-            "critic.train",
-            learn("critic", ValueClip(weight=1.0, clip=0.5)),
-            samples="samples",
-            returns="ret",
-            values="v",
-        ),
-        stage(
-            "actor.train", learn("actor", PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2)), samples="samples",
-            advantages="adv",
-        ),
-    ]  # fmt: skip
-    state = state_of(plan_of(stages, models), tmp_path)
-    found = run_steps(state, 25)
-    assert found[0]["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)  # the first values are all 0
-    assert found[-1]["critic/vf_loss"] < 0.5 * found[0]["critic/vf_loss"]
-    assert found[-1]["critic/rewards/mean"] > found[0]["critic/rewards/mean"]
-    assert {"critic/grad_norm", "critic/lr", "critic/vf_clipfrac", "actor/grad_norm", "actor/entropy"} <= set(found[0])
-    assert {"timing_s/values", "timing_s/update_critic", "timing_s/update_actor", "timing_s/adv"} <= set(found[0])
-    assert state.models["critic"].version == 25
-    assert torch.get_num_threads() == 1  # models this small
-
-
-def test_kl_in_the_reward_is_zero_at_first(tmp_path: Path) -> None:
-    models: dict[str, ModelSource] = {"actor": TINY, "reference": FrozenModel(of="actor")}
-    stages = [
-        *BATCH,
-        stage("score", Score(reward="exact"), samples="samples"),
-        stage("ref", Logprobs(model="reference", temperature=1.0), samples="samples"),
-        stage("r", KlReward(weight=1.0), scores="score", samples="samples", reference="ref"),
-        stage("adv", ReinforcePp(), scores="r"),
-        stage(
-            "t", learn("actor", PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2)), samples="samples", advantages="adv"
-        ),
-    ]
-    found = run_steps(state_of(plan_of(stages, models), tmp_path), 5)
-    assert found[0]["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)
-    assert found[-1]["actor/reward_kl_penalty"] > 1e-3
-
-
-def test_distillation_closes_the_gap(tmp_path: Path) -> None:
-    teacher = TinyModel(architecture="qwen3", alphabet="0123456789+=", hidden=32, layers=1, context=32, init_seed=5)
-    stages = [
-        *BATCH,
-        stage("grade", Logprobs(model="teacher", temperature=1.0), samples="samples"),
-        stage("t", learn("actor", Distill(weight=1.0)), samples="samples", teacher="grade"),
-    ]
-    state = state_of(plan_of(stages, {"actor": TINY, "teacher": teacher}), tmp_path)
-    found = run_steps(state, 30)
-    last, first = (np.mean([step["actor/distill_kl"] for step in part]) for part in (found[-5:], found[:5]))
-    assert last < 0.5 * first
-
-
-def test_a_missing_reward_leaves_the_sample_out(tmp_path: Path) -> None:
-    stages = [
-        *BATCH,
-        stage("score", Score(reward="exact"), samples="samples"),
-        stage("adv", GroupNormalize(), scores="score"),
-        stage("t", learn("actor", Gspo(weight=1.0, clip_low=0.1, clip_high=0.1)), samples="samples", advantages="adv"),
-    ]
-    plan = plan_of(stages, {"actor": TINY})
-    found = run_steps(state_of(plan, tmp_path, lambda text: NAN if "1" in text else float(len(text))), 2)
-    assert all(np.isfinite(value) for step in found for value in step.values())
-    assert found[0]["training/samples_without_reward"] > 0
-    nothing = run_steps(state_of(plan, tmp_path, lambda text: NAN), 1)[0]
-    assert nothing["actor/skipped_updates"] == 1
-    assert nothing["critic/skipped_groups"] == 8
-
-
-def test_several_rewards_and_samplings_have_names_of_their_own(tmp_path: Path) -> None:
-    stages = [
-        *BATCH,
-        stage("score", Score(reward="exact"), samples="samples"),
-        stage("greedy", Generate(model="actor", n=1, max_new=4, temperature=0.0), prompts="batch"),
-        stage("base", Score(reward="exact"), samples="greedy"),
-        stage("adv", Remax(), scores="score", baseline="base"),
-        stage(
-            "t", learn("actor", PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2)), samples="samples", advantages="adv"
-        ),
-    ]
-    found = run_steps(state_of(plan_of(stages, {"actor": TINY}), tmp_path), 1)[0]
-    assert found["critic/score/mean"] == found["reward/score/mean"]
-    assert {"reward/base/mean", "greedy/response_length/mean", "response_length/mean"} <= set(found)
-
-
-def test_two_trained_policies_keep_their_metrics_apart(tmp_path: Path) -> None:
-    stages = [
-        *BATCH,
-        stage("score", Score(reward="exact"), samples="samples"),
-        stage("adv", GroupNormalize(), scores="score"),
-        *(
-            stage(
-                name,
-                learn(name, PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2)),
-                samples="samples",
-                advantages="adv",
-            )
-            for name in ("actor", "other")
-        ),
-    ]
-    found = run_steps(state_of(plan_of(stages, {"actor": TINY, "other": TINY}), tmp_path), 1)[0]
-    assert {"actor/actor/loss", "actor/other/loss"} <= set(found)
-
-
-def test_models_that_cannot_run_are_refused(tmp_path: Path) -> None:
-    stages = [*BATCH, stage("grade", Logprobs(model="teacher", temperature=1.0), samples="samples")]
-    with pytest.raises(RunFailure, match="has no weights") as failure:
-        state_of(plan_of(stages, {"actor": TINY, "teacher": PresetModel(name="qwen3_8b")}), tmp_path)
-    assert failure.value.code == "RLF4003"
-    other = TinyModel(architecture="qwen3", alphabet="+=0123456789", hidden=32, layers=1, context=32)
-    with pytest.raises(RunFailure, match="`teacher` reads the tokens of `actor`, and their tokenizers differ"):
-        state_of(plan_of(stages, {"actor": TINY, "teacher": other}), tmp_path)
