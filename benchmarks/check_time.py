@@ -1,6 +1,6 @@
 """How long `rlflow check` takes: an example against importing lark, click and rich, and a program of 5,000 lines.
 
-    python benchmarks/check_time.py [--rounds 15] [--profile]
+python benchmarks/check_time.py [--rounds 15] [--profile]
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ AIM_RATIO = 2.0
 AIM_SECONDS = 2.0
 
 
-# --- the large program -------------------------------------------------------------------------------------------------
+# --- the large program ------------------------------------------------------------------------------------------------
 
 
 def large_program(lines: int = LINES) -> str:
     """A sound program: one flow with a long step and many evaluations, and many small flows beside it.
 
-    Of 5,000 lines some 1,800 are the step of the flow that is checked (a generation, rewards and weighted sums of them),
-    1,200 its 200 evaluations, 100 its rewards, and 1,900 the 100 other flows, which are parsed only.
+    Of 5,000 lines some 1,800 are the step of the flow that is checked (a generation, rewards and weighted sums of
+    them), 1,200 its 200 evaluations, 100 its rewards, and 1,900 the 100 other flows, which are parsed only.
     """
     out = ["flow large(group = 8, scale = 0.5) {"]
-    out += ['  data sums = reasoning_gym("chain_sum", size = 1000)', '  data test = reasoning_gym("chain_sum", size = 50, seed = 1)']
+    out += [
+        '  data sums = reasoning_gym("chain_sum", size = 1000)',
+        '  data test = reasoning_gym("chain_sum", size = 50, seed = 1)',
+    ]
     out += ['  model actor = tiny(qwen3, alphabet = "0123456789+-=. ")', "  model first = frozen(actor)"]
     out += [f'  reward r{i} = python("os.path:join", timeout = {i + 1} s)' for i in range(100)]
-    tail = list(_evaluations(200)) + ["  stop after 100 steps", "}"]
+    tail = [*_evaluations(200), "  stop after 100 steps", "}"]
     others = [line for i in range(100) for line in _small_flow(i)]
     ends = list(_end())
-    left = lines - len(out) - len(tail) - len(others) - len(ends) - 1
+    left = lines - len(out) - len(tail) - len(others) - len(ends)
     out += list(_step(left)) + tail + others + ends
-    assert len(out) + 1 == lines, len(out)
+    assert len(out) == lines, len(out)
     return "\n".join(out) + "\n"
 
 
@@ -56,7 +59,7 @@ def _step(lines: int) -> Iterator[str]:
     yield "    s0 = r0(samples)"
     for i in range(1, lines - 13):
         yield f"    s{i} = r{i % 100}(samples)" if i % 2 else f"    s{i} = scale * s{i - 1} + 0.25 * s{i - 2} - 0.125"
-    yield f"    adv = group_normalize(s{(lines - 14) // 2 * 2})"
+    yield f"    adv = group_normalize(0.5 * s{lines - 14} + 0.5 * s{lines - 15})"
     yield "    actor.train("
     yield "      samples,"
     yield "      advantages = adv,"
@@ -110,7 +113,7 @@ def _end() -> Iterator[str]:
     yield "}"
 
 
-# --- timing ------------------------------------------------------------------------------------------------------------
+# --- timing -----------------------------------------------------------------------------------------------------------
 
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:
@@ -122,7 +125,8 @@ def seconds(command: list[str], environment: dict[str, str]) -> float:
 def report(name: str, times: list[float]) -> float:
     low, _, high = statistics.quantiles(times, n=4)
     median = statistics.median(times)
-    print(f"{name:44} median {median * 1e3:6.0f} ms, middle half {low * 1e3:.0f} to {high * 1e3:.0f}, fastest {min(times) * 1e3:.0f}")
+    spread = f"middle half {low * 1e3:.0f} to {high * 1e3:.0f}, fastest {min(times) * 1e3:.0f}"
+    print(f"{name:44} median {median * 1e3:6.0f} ms, {spread}")
     return median
 
 

@@ -141,7 +141,8 @@ def _check_split(flow: Flow, dp: int, context: PassContext) -> None:
             nearest = _nearest_minibatches(rows.rows or 0, op.minibatch, dp)
             context.error(
                 "RLF2001",
-                f"a mini-batch of {op.minibatch} sample{'s' if op.minibatch != 1 else ''} does not divide over {dp} data-parallel ranks",
+                f"a mini-batch of {op.minibatch} sample{'s' if op.minibatch != 1 else ''} does not divide over {dp} "
+                "data-parallel ranks",
                 node.span,
                 help=(f"nearest that divide: {' or '.join(map(str, nearest))} samples",) if nearest else (),
             )

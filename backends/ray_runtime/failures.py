@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -86,3 +87,12 @@ def root_cause(failures: list[RunFailure]) -> RunFailure:
         return 2 if is_echo else 1
 
     return min(failures, key=order)
+
+
+@contextmanager
+def blame(stage: str) -> Iterator[None]:
+    """Failures inside are those of this stage, unless they name one already."""
+    try:
+        yield
+    except RunFailure as failure:
+        raise failure.at(stage) from None

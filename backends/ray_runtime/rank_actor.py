@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlflow.backends.ray_runtime.failures import guarded
+from rlflow.backends.ray_runtime.failures import blame, guarded
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Score
 from rlflow.plan import Plan
@@ -132,6 +132,8 @@ def _open_rewards(plan: Plan, base_dir: Path, world: int) -> dict[str, RewardPoo
         pool = next(pool for pool in plan.pools if pool.name == pool_of[declared.name])
         workers = max(1, len(pool.ranks) // world)
         reward = RewardPool(declared.name, declared.source, base_dir, sources, workers=workers)
-        reward.open()
+        scored = next(s.id for s in plan.stages if isinstance(s.op, Score) and s.op.reward == declared.name)
+        with blame(scored):
+            reward.open()
         rewards[declared.name] = reward
     return rewards

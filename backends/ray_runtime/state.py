@@ -11,13 +11,14 @@ import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.data import DataSet, open_data
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
+from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train, ValueModel, Values
-from rlflow.plan import Plan
+from rlflow.plan import DataDecl, Plan
 
 SMALL = 5_000_000
 """Parameters of all models together below which a rank computes with one thread."""
@@ -61,7 +62,8 @@ class RankState:
             ]
             if not stages:
                 continue
-            loaded = self._build(declared.name, built)
+            with blame(stages[0].id):
+                loaded = self._build(declared.name, built)
             state = ModelState(loaded, self._compute(declared.name))
             if any(isinstance(s.op, Generate) for s in stages):
                 state.engine = RolloutEngine(loaded, state.compute)
@@ -118,24 +120,31 @@ class RankState:
             readers = self._answering_models(declared.name)
             if not readers:
                 continue
-            data_set = open_data(declared.source, self.base_dir, declared.name)
-            if len(readers) > 1:
-                raise RunFailure(
-                    "RLF4003",
-                    f"data `{declared.name}` is answered by several models: {', '.join(sorted(readers))}",
-                    help=("declare the data once for each model",),
-                )
-            model, longest = next(iter(readers.items()))
-            loaded = self.models[model].loaded
-            data_set.render(loaded.tokenizer, loaded.context - longest)
-            self.data[declared.name] = data_set
+            with blame(self._first_take(declared.name)):
+                self.data[declared.name] = self._open(declared, readers)
             self.cursors[declared.name] = 0
-
         for environment in self.plan.environments:
             if any(getattr(stage.op, "environment", None) == environment.name for stage in self.plan.stages):
                 pool = EnvironmentPool(environment.name, environment.source, self.base_dir)
                 pool.open()
                 self.environments[environment.name] = pool
+
+    def _first_take(self, data: str) -> str:
+        return next(s.id for s in self.plan.stages if isinstance(s.op, Take) and s.op.data == data)
+
+    def _open(self, declared: DataDecl, readers: dict[str, int]) -> DataSet:
+        """One data set, rendered for the model that answers it."""
+        data_set = open_data(declared.source, self.base_dir, declared.name)
+        if len(readers) > 1:
+            raise RunFailure(
+                "RLF4003",
+                f"data `{declared.name}` is answered by several models: {', '.join(sorted(readers))}",
+                help=("declare the data once for each model",),
+            )
+        model, longest = next(iter(readers.items()))
+        loaded = self.models[model].loaded
+        data_set.render(loaded.tokenizer, loaded.context - longest)
+        return data_set
 
     def _answering_models(self, data: str) -> dict[str, int]:
         """Models that generate from this data set's prompts, each with its largest max_new (tokens)."""

@@ -1,4 +1,4 @@
-"""A plan in words, on at most one screen of 40 lines."""
+"""A plan in words, on at most one screen of 48 lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Style = Literal["title", "head", "plain", "inserted", "quiet"]
 Line = tuple[Style, str]
 
-MAX_LINES = 40
+MAX_LINES = 48
 
 _LABELS = ("  loss ", "  optimizer ", "  numbers ")
 

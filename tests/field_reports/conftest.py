@@ -92,7 +92,7 @@ class Result:
     @property
     def places(self) -> list[str]:
         """The text at the main place of every diagnostic."""
-        return [d.span.text for d in self.found]
+        return ["" if d.span is None else d.span.text for d in self.found]
 
 
 def compiled(text: str, *, base_dir: Path | None = None, overrides: Sequence[str] = ()) -> Result:

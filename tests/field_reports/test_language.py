@@ -39,7 +39,9 @@ def test_K7_a_column_that_the_reward_needs_and_the_data_lacks(parameters: str, t
     assert "`level`" in result.words, "the columns that are there are listed"
 
 
-@pytest.mark.parametrize("parameters", ["response, answer", "response, level", "response, solution = None", "response, **columns"])
+@pytest.mark.parametrize(
+    "parameters", ["response, answer", "response, level", "response, solution = None", "response, **columns"]
+)
 def test_K7_columns_that_are_there_or_need_not_be(parameters: str, tmp_path: Path, compile_: Any) -> None:
     assert compile_(files(tmp_path, parameters), base_dir=tmp_path).codes == []
 
@@ -69,7 +71,9 @@ def test_N1_what_to_do_with_long_prompts_is_said(rule: str, compile_: Any) -> No
 # --- Q: usability ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", ["val", "logprob", "__class__", "__dict__", "fields", "type", "values", "items", "self"])
+@pytest.mark.parametrize(
+    "field", ["val", "logprob", "__class__", "__dict__", "fields", "type", "values", "items", "self"]
+)
 def test_Q1_only_what_is_declared_is_found(field: str, compile_: Any) -> None:
     """Also for names that the compiler's own objects, or Python's, have."""
     result = compile_(before=f"x = samples.{field}")
@@ -170,7 +174,18 @@ def test_Q4_two_things_of_one_name(edit: tuple[str, str], second: str | None, co
         assert error.labels[0].span.start > error.labels[1].span.start, "the second is the mistake"
 
 
-BROKEN = ["step step", "score = ", "score = exact(samples", "= 3", "score = exact samples)", "a = 3 +", "x = @", '"', "allow", "}"]
+BROKEN = [
+    "step step",
+    "score = ",
+    "score = exact(samples",
+    "= 3",
+    "score = exact samples)",
+    "a = 3 +",
+    "x = @",
+    '"',
+    "allow",
+    "}",
+]
 
 
 @pytest.mark.parametrize("line", BROKEN)

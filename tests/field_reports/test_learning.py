@@ -34,7 +34,9 @@ def test_F2_one_pool_is_on_policy(compile_: Any) -> None:
 
 
 def test_F5_a_bound_above_what_the_flow_permits(compile_: Any) -> None:
-    result = compile_(items="allow actor staleness <= 2 steps with truncated_is(2.0)", schedule="staleness actor = 3 steps")
+    result = compile_(
+        items="allow actor staleness <= 2 steps with truncated_is(2.0)", schedule="staleness actor = 3 steps"
+    )
     assert result.codes == ["RLF3001"]
     assert "samples be 3 steps old, and the flow permits 2 for `actor`" in result.words
     assert result.places == ["staleness actor = 3 steps"]
@@ -57,12 +59,21 @@ def test_F6_several_updates_of_one_batch_keep_the_old_logprobs(compile_: Any) ->
 
 
 @pytest.mark.parametrize(
-    "stage", ["group_normalize(score)", "group_normalize(score, std = false)", "rloo(score)", "reinforce_pp(score, baseline = true)"]
+    "stage",
+    [
+        "group_normalize(score)",
+        "group_normalize(score, std = false)",
+        "rloo(score)",
+        "reinforce_pp(score, baseline = true)",
+    ],
 )
 def test_H2_one_sample_is_no_group(stage: str, compile_: Any) -> None:
     result = compile_(n=1, advantages=stage)
     assert result.codes == ["RLF2002"]
-    assert f"`{stage.partition('(')[0]}` compares the samples of one prompt, and here there is 1 per prompt" in result.words
+    assert (
+        f"`{stage.partition('(')[0]}` compares the samples of one prompt, and here there is 1 per prompt"
+        in result.words
+    )
     assert compile_(n=2, advantages=stage).codes == []
 
 
@@ -100,7 +111,9 @@ def test_H5_normalised_twice(second: str, compile_: Any) -> None:
     assert compile_(before="once = group_normalize(score)", advantages="once").codes == []
 
 
-@pytest.mark.parametrize("through", ["0.5 * group_normalize(score) + 0.5 * group_normalize(score)", "-group_normalize(score)"])
+@pytest.mark.parametrize(
+    "through", ["0.5 * group_normalize(score) + 0.5 * group_normalize(score)", "-group_normalize(score)"]
+)
 def test_H5_normalised_twice_through_a_sum(through: str, compile_: Any) -> None:
     assert compile_(before=f"once = {through}", advantages="group_normalize(once)").codes == ["RLF1018"]
     assert compile_(before=f"once = {through}", advantages="once").codes == []

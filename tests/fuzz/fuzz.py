@@ -1,4 +1,4 @@
-"""Random mutations of all examples: `python tests/fuzz/fuzz.py --count 20000 --seed 1`.
+"""Random mutations of all examples, and typed programs with odd values in them: `python tests/fuzz/fuzz.py --count 20000 --seed 1`.
 
 Every input must be answered (see fuzz_answer.py). An input that is not is written to tests/fuzz/seeds/, which the ordinary
 suite checks, and its failure is printed; the exit code is then 1. `--show FILE` repeats one of them with its traceback.
@@ -16,14 +16,17 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from fuzz_answer import EXAMPLES, SEEDS, TooLong, answer, workplace
 from fuzz_mutations import OVERRIDES, Unwritable, mutate_bytes, mutate_tree, mutate_words, stock, written
+from fuzz_typed import typed_program
 
 from rlflow.diagnostics import SourceFile
+from rlflow.grammar import nodes
 from rlflow.grammar.parse import parse
 
-KINDS = ("bytes", "words", "tree")
+KINDS = ("bytes", "words", "tree", "typed")
 NEAR = tuple(sorted(EXAMPLES.glob("*.rlflow")))
 TEXTS = (
     *(path.read_text("utf-8") for path in NEAR),
@@ -48,6 +51,7 @@ class Source:
         self._seed = seed
         self._trees = [parse(SourceFile("x.rlflow", text)) for text in TEXTS]
         self._kept = stock(self._trees)
+        self._odd = [node for kind in get_args(nodes.Expr) for node in self._kept.get(kind, [])]
 
     def input(self, number: int) -> Input:
         chance = random.Random(f"{self._seed}.{number}")
@@ -58,7 +62,10 @@ class Source:
             return Input(kind, mutate_bytes(TEXTS[which].encode(), chance), overrides)
         if kind == "words":
             return Input(kind, mutate_words(TEXTS[which], TEXTS, chance).encode(), overrides)
-        tree = mutate_tree(self._trees[which], self._kept, chance)
+        if kind == "typed":
+            tree = typed_program(chance, self._odd, chance.choice((0.0, 0.02, 0.1, 0.4)))
+        else:
+            tree = mutate_tree(self._trees[which], self._kept, chance)
         try:
             return Input(kind, written(tree).encode(), overrides)
         except Unwritable as error:
