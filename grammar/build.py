@@ -6,7 +6,7 @@ from typing import Any
 
 from lark import Token, Transformer, v_args
 
-from rlflow.diagnostics import Diagnostic, SourceFile, Span
+from rlflow.diagnostics import Diagnostic, Label, SourceFile, Span
 from rlflow.grammar import nodes
 from rlflow.grammar.errors import reserved
 from rlflow.grammar.words import ITEM_WORDS
@@ -112,6 +112,12 @@ class Build(Transformer[Token, Any]):
         return nodes.Assign(self._free(c[0]), c[1], self._span(meta))
 
     def call_statement(self, meta: Any, c: list[Any]) -> nodes.CallStatement:
+        base = c[0]
+        while isinstance(base, nodes.Call | nodes.Attribute):
+            base = base.function if isinstance(base, nodes.Call) else base.base
+        if not isinstance(base, nodes.Name):
+            label = Label(base.span, "expected a name")
+            self.problems.append(Diagnostic("RLF0001", "a statement starts with a name", (label,)))
         return nodes.CallStatement(c[0], self._span(meta))
 
     # schedule

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rlflow.cluster.shape import ModelShape
 from rlflow.cluster.spec import Cluster, Schedule, local_cluster
 from rlflow.diagnostics import Diagnostic, Label, Severity, Span
 from rlflow.ir.flow import Flow, Stage
@@ -18,6 +20,8 @@ class PassContext:
     schedule: Schedule = field(default_factory=Schedule)
     cluster: Cluster = field(default_factory=local_cluster)
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    shapes: Mapping[str, ModelShape] = field(default_factory=dict)
+    """Model to what sharding must divide, where known."""
 
     def error(
         self,

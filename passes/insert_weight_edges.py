@@ -15,7 +15,8 @@ from rlflow.passes.base import Pass, PassContext
 class InsertWeightEdges(Pass):
     """Add the weight edges, each with one initial token (the weights the run starts from), and keep readers in front.
 
-    With s = 0 steps of staleness a reader of step i uses version i, made by the training of step i - 1: one token. In
+    With s = 0 steps of staleness a reader of step i uses version i, made by the training of step i - 1: one token. With
+    s > 0, which takes a pool of its own, it may use a version up to s steps older: 1 + s tokens. In
     the same step a reader must run before the training that replaces its weights: an order edge where the data do
     not say so already.
     """
@@ -40,15 +41,22 @@ class InsertWeightEdges(Pass):
                 )
         if context.has_errors:
             return flow
+        permitted = {request.model: request.steps for request in context.schedule.staleness}
         for model, trainer in trainers.items():
             before = _ancestors(flow, trainer.id)
             for node in flow.nodes.values():
                 if reads_model(node.op) != model or node.id == trainer.id:
                     continue
-                edges.append(Edge(trainer.id, node.id, EdgeKind.WEIGHTS, tokens=1, span=trainer.span))
-                if node.phase == STEP and node.id not in before:
+                apart = _pool(node) != _pool(trainer)
+                stale = permitted.get(model, 0) if apart and node.phase == STEP else 0
+                edges.append(Edge(trainer.id, node.id, EdgeKind.WEIGHTS, tokens=1 + stale, span=trainer.span))
+                if node.phase == STEP and node.id not in before and not stale:
                     edges.append(Edge(node.id, trainer.id, EdgeKind.ORDER, span=node.span))
         return replace(flow, stage=self.ensures, edges=tuple(edges))
+
+
+def _pool(node: Node) -> str:
+    return "" if node.placement is None else node.placement.pool
 
 
 def _ancestors(flow: Flow, node_id: str) -> set[str]:

@@ -1,15 +1,17 @@
-"""place: every stage to a pool, colocated; Python stages to CPU workers."""
+"""place: every stage to a pool, with its sharding; Python stages to CPU workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rlflow.cluster.spec import DEVICE_TYPES, LOCAL, PlaceRequest, PoolRequest, StalenessRequest, TriggerRequest
+from rlflow.cluster.presets import torch_device
+from rlflow.cluster.spec import LOCAL, PlaceRequest, PoolRequest
 from rlflow.diagnostics import Label
-from rlflow.ir.flow import Flow, Layout, Node, Placement, PoolSpec, Stage, reads_model
-from rlflow.ir.ops import Score, Take, Train
+from rlflow.ir.flow import STEP, EdgeKind, Flow, Layout, Node, Placement, PoolSpec, Stage, reads_model
+from rlflow.ir.ops import Generate, Score, Take, Train
 from rlflow.ir.typesystem import RowsType
+from rlflow.passes.analysis.layouts import layout_of
 from rlflow.passes.base import Pass, PassContext
 
 DEFAULT_POOL = "main"
@@ -18,114 +20,191 @@ FUNCTIONS_POOL = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Place(Pass):
-    """Put all model stages on one pool with data parallelism over its ranks (colocated), rewards on CPU workers."""
+    """Put every stage on a pool: pinned stages where the schedule says, the others with those they work for.
+
+    Without pools in the schedule everything is colocated on one. Devices are given to pools host by host, in order.
+    Rewards run on CPU workers.
+    """
 
     name: ClassVar[str] = "place"
     requires: ClassVar[Stage] = Stage.LOGICAL
     ensures: ClassVar[Stage] = Stage.PLACED
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
-        pool = self._pool(flow, context)
-        workers = 1
-        for place in context.schedule.places:
-            workers = place.workers or workers
-            if place.pool != FUNCTIONS_POOL:
-                self._check_sharding(place, pool, context)
+        pools = _pools(context)
+        _refuse_not_yet(pools, context)
         if context.has_errors:
             return flow
-        size = len(pool.host_of_rank)
+        pinned = {node_id: place for place in context.schedule.places for node_id in place.nodes}
+        homes = _homes(flow, pinned, pools, context)
+        if context.has_errors:
+            return flow
+        layouts = _layouts(flow, pinned, homes, pools, context)
         nodes: dict[str, Node] = {}
-        has_functions = False
         for node in flow.nodes.values():
-            if isinstance(node.op, Score):
-                has_functions = True
-                nodes[node.id] = replace(node, placement=Placement(FUNCTIONS_POOL))
-            elif reads_model(node.op) is not None:
-                nodes[node.id] = replace(node, placement=Placement(pool.name, Layout(dp=size)))
-            else:
-                nodes[node.id] = replace(node, placement=Placement(pool.name))
-        pools = {pool.name: pool}
-        if has_functions:
-            host = pool.host_of_rank[0]
-            pools[FUNCTIONS_POOL] = PoolSpec(FUNCTIONS_POOL, "functions", (host,) * workers)
-        placed = replace(flow, stage=self.ensures, nodes=nodes, pools=pools)
-        _check_split(placed, size, context)
+            placement = Placement(FUNCTIONS_POOL)
+            if not isinstance(node.op, Score):
+                placement = Placement(homes[node.id], layouts.get(node.id))
+            nodes[node.id] = replace(node, placement=placement)
+        used = {name: pool for name, pool in pools.items() if name in homes.values()}
+        if any(isinstance(node.op, Score) for node in flow.nodes.values()):
+            workers = max([1, *(place.workers or 1 for place in context.schedule.places)])
+            host = next(iter(pools.values())).host_of_rank[0]
+            used[FUNCTIONS_POOL] = PoolSpec(FUNCTIONS_POOL, "functions", (host,) * workers)
+        placed = replace(flow, stage=self.ensures, nodes=nodes, pools=used)
+        if not context.has_errors:
+            _check_split(placed, context)
         return placed
 
-    def _pool(self, flow: Flow, context: PassContext) -> PoolSpec:
-        schedule, cluster = context.schedule, context.cluster
-        if len(schedule.pools) > 1:
-            names = " and ".join(f"`{p.name}`" for p in schedule.pools)
+
+def _pools(context: PassContext) -> dict[str, PoolSpec]:
+    """The pools with the hosts of their ranks; more devices than the cluster has are an error."""
+    cluster = context.cluster
+    requests = context.schedule.pools or (PoolRequest(DEFAULT_POOL, cluster.hosts[0].devices),)
+    device = torch_device(cluster.hosts[0].device)
+    if cluster.name == LOCAL:
+        return {r.name: PoolSpec(r.name, device, (LOCAL,) * r.devices, r.span) for r in requests}
+    slots = [host.name for host in cluster.hosts for _ in range(host.devices)]
+    wanted = sum(request.devices for request in requests)
+    if wanted > len(slots):
+        table = ", ".join(f"{host.name}: {host.devices}" for host in cluster.hosts[:8])
+        table += ", ..." if len(cluster.hosts) > 8 else ""
+        subject = f"pool `{requests[0].name}` wants" if len(requests) == 1 else f"{len(requests)} pools want"
+        notes = [f"devices by host: {table}"]
+        if len(requests) > 1:
+            notes.insert(0, "wanted: " + ", ".join(f"`{r.name}` {r.devices}" for r in requests))
+        context.error(
+            "RLF2003",
+            f"{subject} {wanted} devices, and cluster `{cluster.name}` has {len(slots)}",
+            requests[-1].span,
+            related=() if cluster.span is None else (Label(cluster.span, "", primary=False),),
+            notes=tuple(notes),
+            help=(f"at most `{len(slots)} devices`" + (" in all" if len(requests) > 1 else ""),),
+        )
+        return {r.name: PoolSpec(r.name, device, (slots[0],), r.span) for r in requests}
+    pools: dict[str, PoolSpec] = {}
+    for request in requests:
+        pools[request.name] = PoolSpec(request.name, device, tuple(slots[: request.devices]), request.span)
+        del slots[: request.devices]
+    return pools
+
+
+def _refuse_not_yet(pools: dict[str, PoolSpec], context: PassContext) -> None:
+    """What this version cannot plan is refused, never ignored."""
+    cluster = context.cluster
+    kinds = sorted({host.device for host in cluster.hosts})
+    if len(kinds) > 1:
+        context.error(
+            "RLF4003",
+            f"cluster `{cluster.name}` has several kinds of devices, which this version does not support: "
+            + " and ".join(f"`{kind}`" for kind in kinds),
+            cluster.span,
+        )
+    for trigger in context.schedule.triggers:
+        context.error("RLF4003", "this version does not plan triggers yet", trigger.span, help=("leave this line out",))
+    for request in context.schedule.staleness:
+        if request.steps > 0 and len(pools) == 1:
             context.error(
                 "RLF4003",
-                f"this version places a flow on one pool, and the schedule has {len(schedule.pools)}: {names}",
-                schedule.pools[1].span,
-                help=("use one pool, or leave the schedule out",),
+                "staleness needs rollout and training on separate pools, and this schedule has one",
+                request.span,
+                help=("leave this line out: on one pool every sample is fresh",),
             )
-        requests: list[StalenessRequest | TriggerRequest] = [*schedule.staleness, *schedule.triggers]
-        for request in requests:
-            what = "staleness" if isinstance(request, StalenessRequest) else "a trigger"
-            if isinstance(request, TriggerRequest) or request.steps > 0:
-                context.error(
-                    "RLF4003",
-                    f"{what} needs rollout and training on separate pools, which this version does not place yet",
-                    request.span,
-                    help=("leave this line out: on one pool every sample is fresh",),
-                )
-        request_ = schedule.pools[0] if schedule.pools else PoolRequest(DEFAULT_POOL, cluster.hosts[0].devices)
-        kinds = sorted({host.device for host in cluster.hosts})
-        device = DEVICE_TYPES[kinds[0]]
-        if len(kinds) > 1:
-            context.error(
-                "RLF4003",
-                f"cluster `{cluster.name}` has several kinds of devices, which this version does not support: "
-                + " and ".join(f"`{kind}`" for kind in kinds),
-                cluster.span,
-            )
-        if cluster.name == LOCAL:
-            return PoolSpec(request_.name, device, (LOCAL,) * request_.devices, request_.span)
-        slots = [host.name for host in cluster.hosts for _ in range(host.devices)]
-        if request_.devices > len(slots):
-            table = ", ".join(f"{host.name}: {host.devices}" for host in cluster.hosts[:8])
-            table += ", ..." if len(cluster.hosts) > 8 else ""
-            wanted = f"pool `{request_.name}` wants {request_.devices} devices"
-            context.error(
-                "RLF2003",
-                f"{wanted}, and cluster `{cluster.name}` has {len(slots)}",
-                request_.span,
-                related=() if cluster.span is None else (Label(cluster.span, "", primary=False),),
-                notes=(f"devices by host: {table}",),
-                help=(f"at most `{len(slots)} devices`",),
-            )
-            return PoolSpec(request_.name, device, (slots[0],), request_.span)
-        return PoolSpec(request_.name, device, tuple(slots[: request_.devices]), request_.span)
-
-    def _check_sharding(self, place: PlaceRequest, pool: PoolSpec, context: PassContext) -> None:
-        size = len(pool.host_of_rank)
-        for axis in ("tp", "pp"):
-            wanted = getattr(place, axis)
-            if wanted is not None and wanted > 1:
-                context.error(
-                    "RLF4003",
-                    f"`{axis} = {wanted}` is not supported yet: this version only uses data parallelism",
-                    place.settings.get(axis, place.span),
-                )
-        if place.dp is not None and place.dp != size:
-            context.error(
-                "RLF2001",
-                f"`dp = {place.dp}` does not fill pool `{pool.name}` of {size} device{'s' if size != 1 else ''}",
-                place.settings.get("dp", place.span),
-                help=(f"`dp = {size}`, or a pool of {place.dp} devices",),
-            )
+        if request.admit != "in_order":
+            context.error("RLF4003", f"this version plans `admit in_order` only, not `{request.admit}`", request.span)
 
 
-def _check_split(flow: Flow, dp: int, context: PassContext) -> None:
-    """Whole groups go to ranks in equal numbers, and every mini-batch splits over them."""
-    if dp == 1:
-        return
+def _homes(
+    flow: Flow, pinned: dict[str, PlaceRequest], pools: dict[str, PoolSpec], context: PassContext
+) -> dict[str, str]:
+    """Stage to pool. A Python stage's home is the pool that calls it: the one whose rows it scores."""
+    if len(pools) == 1:
+        return dict.fromkeys(flow.nodes, next(iter(pools)))
+    homes = {
+        node_id: place.pool
+        for node_id, place in pinned.items()
+        if place.pool in pools and not isinstance(flow.nodes[node_id].op, Score)
+    }
+    of_model: dict[tuple[str, bool], str] = {}
+    for node_id, pool in homes.items():
+        model = reads_model(flow.nodes[node_id].op)
+        if model is not None:
+            of_model.setdefault((model, isinstance(flow.nodes[node_id].op, Generate)), pool)
+    for node in flow.nodes.values():
+        model = reads_model(node.op)
+        if model is None or node.id in homes:
+            continue
+        sampling = isinstance(node.op, Generate)
+        home = of_model.get((model, sampling)) or of_model.get((model, not sampling))
+        if home is None:
+            context.error(
+                "RLF2005",
+                f"`{node.id}` of model `{model}` is on none of the {len(pools)} pools",
+                node.span,
+                help=(f"`place {model} on {next(iter(pools))}`",),
+            )
+            continue
+        homes[node.id] = home
+    if context.has_errors:
+        return homes
+    readers: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
+    for edge in flow.edges:
+        if edge.kind is EdgeKind.DATA:
+            readers.setdefault(edge.src, []).append(edge.dst)
+            sources.setdefault(edge.dst, []).append(edge.src)
+    phases = (STEP, *(evaluation.name for evaluation in flow.evaluations))
+    order = [node_id for phase in phases for node_id in flow.topological_order(phase)]
+    for node_id in reversed(order):  # what is read lives with its first reader
+        if node_id not in homes and not isinstance(flow.nodes[node_id].op, Score):
+            found = [homes[reader] for reader in readers.get(node_id, ()) if reader in homes]
+            if found:
+                homes[node_id] = found[0]
+    for node_id in order:  # the rest, and the calls of rewards, with what they read
+        if node_id not in homes:
+            found = [homes[source] for source in sources.get(node_id, ()) if source in homes]
+            homes[node_id] = found[0] if found else next(iter(pools))
+    return homes
+
+
+def _layouts(
+    flow: Flow,
+    pinned: dict[str, PlaceRequest],
+    homes: dict[str, str],
+    pools: dict[str, PoolSpec],
+    context: PassContext,
+) -> dict[str, Layout]:
+    """The sharding of every model stage. A stage that is not pinned is sharded as its model is on that pool."""
+    requests: dict[tuple[str, str], PlaceRequest] = {}
+    for node_id, place in pinned.items():
+        model = reads_model(flow.nodes[node_id].op)
+        if model is not None:
+            requests.setdefault((model, place.pool), place)
+    layouts: dict[str, Layout] = {}
+    reported: set[tuple[str, str]] = set()
+    for node in flow.nodes.values():
+        model = reads_model(node.op)
+        if model is None:
+            continue
+        pool = homes[node.id]
+        request = pinned.get(node.id) or requests.get((model, pool))
+        size = len(pools[pool].host_of_rank)
+        layouts[node.id], violations = layout_of(request, size, pool, model, context.shapes.get(model))
+        for violation in violations:
+            key = (violation.message, str(violation.span))
+            if key not in reported:
+                reported.add(key)
+                context.error("RLF2001", violation.message, violation.span, help=violation.help)
+    return layouts
+
+
+def _check_split(flow: Flow, context: PassContext) -> None:
+    """Whole groups go to data-parallel replicas in equal numbers, and every mini-batch splits over them."""
     for node in flow.nodes.values():
         op = node.op
-        if isinstance(op, Take) and op.count is not None and op.count % dp:
+        dp = _replicas(flow, node)
+        # An evaluation counts every row once on whichever rank has it: it needs no equal shares.
+        if isinstance(op, Take) and node.phase == STEP and op.count is not None and op.count % dp:
             below, above = op.count // dp * dp, (op.count // dp + 1) * dp
             legal = f"{below} or {above}" if below else f"{above}"
             context.error(
@@ -156,6 +235,14 @@ def _nearest_minibatches(rows: int, size: int, dp: int) -> list[int]:
     below = next((d for d in range(near, max(0, near - reach), -1) if of % d == 0), None)
     above = next((d for d in range(near + 1, min(of, near + reach) + 1) if of % d == 0), None)
     return [d * dp for d in (below, above) if d is not None]
+
+
+def _replicas(flow: Flow, node: Node) -> int:
+    """Data-parallel replicas that share a stage's rows: for `take`, those of the stages that read it."""
+    if node.placement is not None and node.placement.layout is not None:
+        return node.placement.layout.dp
+    read = [flow.nodes[e.dst] for e in flow.edges if e.src == node.id and e.kind is EdgeKind.DATA]
+    return max((n.placement.layout.dp for n in read if n.placement and n.placement.layout), default=1)
 
 
 def _pool_name(node: Node) -> str:

@@ -420,7 +420,7 @@ def opt(path: Path, options: Options, spec: str) -> None:
         context = PassContext()
     else:
         lowered = driver.lowered(path, options)
-        flow, context = lowered.flow, PassContext(lowered.schedule, lowered.cluster)
+        flow, context = lowered.flow, PassContext(lowered.schedule, lowered.cluster, shapes=lowered.shapes)
     if names and flow.stage is not load_pass(names[0]).requires:
         needed = load_pass(names[0]).requires.name
         raise click.UsageError(f"pass {names[0]} needs a flow of stage {needed}, and this one is {flow.stage.name}")

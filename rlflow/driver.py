@@ -63,7 +63,7 @@ def check(path: str | Path, options: Options | None = None, observe: Observer | 
         start = lowered(path, options)
         warnings = start.warnings
         files = [source, *(file.source for file in start.files if file.source != source)]
-        context = PassContext(start.schedule, start.cluster)
+        context = PassContext(start.schedule, start.cluster, shapes=start.shapes)
         flow = run_pipeline(start.flow, context, DEFAULT_PIPELINE, observe)
     except CompileError as error:
         raise CompileError(_suppress(files, (*warnings, *error.diagnostics), [])) from None

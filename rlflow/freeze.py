@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from rlflow.diagnostics import Span
-from rlflow.ir.flow import STEP, EdgeKind, Flow, Node, Stage, reads_model
+from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage, reads_model
 from rlflow.ir.ops import FrozenModel, Score, Take, Train, ValueModel
 from rlflow.plan import (
     Because,
@@ -21,8 +22,10 @@ from rlflow.plan import (
     Pool,
     Program,
     PublishWeights,
+    PutRows,
+    Queue,
     RankPlace,
-    Reason,
+    ReshardWeights,
     RewardDecl,
     RunStage,
     SaveCheckpoint,
@@ -72,6 +75,7 @@ def freeze(flow: Flow, provenance: Provenance) -> Plan:
         stages=tuple(freezer.stage(node) for node in flow.nodes.values()),
         programs=tuple(freezer.programs()),
         channels=tuple(freezer.channels()),
+        queues=tuple(freezer.queues()),
     )
 
 
@@ -110,48 +114,108 @@ class _Freezer:
             op=node.op,
             phase=node.phase,
             pool=node.placement.pool,
-            layout=None if layout is None else Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp),
+            layout=None if layout is None else Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, ep=layout.ep),
             inputs=dict(sorted(self._flow.inputs(node.id).items())),
             output=str(node.type),
             because=_because(node),
         )
 
+    def home(self, node: Node) -> str:
+        """The pool whose instruction list runs the stage. A Python stage is called by the pool whose rows it scores."""
+        assert node.placement is not None
+        if isinstance(node.op, Score):
+            return self.home(self._flow.nodes[self._flow.inputs(node.id)["samples"]])
+        return node.placement.pool
+
+    def queues(self) -> Iterable[Queue]:
+        """One queue for every result that another pool reads."""
+        flow = self._flow
+        stale = max((e.tokens - 1 for e in flow.edges if e.kind is EdgeKind.WEIGHTS), default=0)
+        for node in flow.nodes.values():
+            for pool in self._readers_elsewhere(node):
+                there = [n.placement.layout for n in flow.nodes.values() if n.placement and n.placement.pool == pool]
+                yield Queue(
+                    id=f"{node.id}->{pool}",
+                    stage=node.id,
+                    source=self.home(node),
+                    target=pool,
+                    capacity=1 + stale,
+                    reads=max((layout.dp for layout in there if layout is not None), default=1),
+                    span=span_ref(node.span),
+                )
+
+    def _readers_elsewhere(self, node: Node) -> dict[str, list[Node]]:
+        """Other pools that read a stage's result, each with its reading stages."""
+        out: dict[str, list[Node]] = {}
+        for edge in self._flow.edges:
+            if edge.src == node.id and edge.kind is EdgeKind.DATA:
+                reader = self._flow.nodes[edge.dst]
+                if self.home(reader) != self.home(node):
+                    out.setdefault(self.home(reader), []).append(reader)
+        return out
+
     def programs(self) -> Iterable[Program]:
         flow = self._flow
+        savers = {self.home(node) for node in flow.nodes.values() if isinstance(node.op, Train)}
         for pool in flow.pools.values():
             if pool.device == "functions":
                 continue  # called by the pools that use it
-            step = list(self._instructions(STEP))
-            save_span = span_ref(flow.save_span or flow.span)
-            reason: Reason = "written" if flow.save_every else "keep-progress"
-            inserted_by = "" if flow.save_every else "freeze"
-            step.append(
-                SaveCheckpoint(
-                    id="checkpoint",
-                    every=flow.save_every,
-                    because=Because(reason=reason, span=save_span, inserted_by=inserted_by),
-                )
-            )
-            evaluations = tuple(
-                Evaluation(name=e.name, every=e.every, instructions=tuple(self._instructions(e.name)))
+            step = list(self._instructions(STEP, pool.name))
+            if pool.name in savers:
+                step.append(self._checkpoint())
+            evaluations = (
+                Evaluation(name=e.name, every=e.every, instructions=tuple(self._instructions(e.name, pool.name)))
                 for e in flow.evaluations
             )
-            yield Program(pool=pool.name, step=tuple(step), evaluations=evaluations)
+            yield Program(pool=pool.name, step=tuple(step), evaluations=tuple(e for e in evaluations if e.instructions))
 
-    def _instructions(self, phase: str) -> Iterable[Instruction]:
+    def _checkpoint(self) -> SaveCheckpoint:
+        flow = self._flow
+        written = flow.save_every > 0
+        because = Because(
+            reason="written" if written else "keep-progress",
+            span=span_ref(flow.save_span or flow.span),
+            inserted_by="" if written else "freeze",
+        )
+        return SaveCheckpoint(id="checkpoint", every=flow.save_every, because=because)
+
+    def _instructions(self, phase: str, pool: str) -> Iterable[Instruction]:
+        """The pool's part of a phase, in slot order, with what crosses pools put, taken and resharded."""
         flow = self._flow
         nodes = sorted(flow.phase_nodes(phase), key=lambda n: n.slot if n.slot is not None else 0)
         pending: dict[str, Node] = {}
+        taken: set[str] = set()
+        fresh: set[str] = set()
         for node in nodes:
-            for source in flow.inputs(node.id).values():
-                if source in pending:
-                    yield self._wait(pending.pop(source), node)
+            if self.home(node) != pool:
+                continue
+            for source_id in flow.inputs(node.id).values():
+                source = flow.nodes[source_id]
+                if source_id in pending:
+                    yield self._wait(pending.pop(source_id), node)
+                    yield from self._puts(source)
+                elif self.home(source) != pool and source_id not in taken:
+                    taken.add(source_id)
+                    yield TakeRows(
+                        id=f"take:{source_id}",
+                        stage=source_id,
+                        queue=f"{source_id}->{pool}",
+                        because=self._other_pool(node),
+                    )
+            model = reads_model(node.op)
+            if model is not None and model not in fresh and self._receives(node):
+                fresh.add(model)
+                prefix = "" if phase == STEP else f"{phase}."
+                yield ReshardWeights(id=f"reshard:{prefix}{model}", model=model, because=self._other_pool(node))
             if isinstance(node.op, Take):
                 yield TakeRows(id=f"take:{node.id}", stage=node.id, because=_because(node))
+                yield from self._puts(node)
                 continue
             yield RunStage(id=f"run:{node.id}", stage=node.id, because=_because(node))
             if isinstance(node.op, Score):
                 pending[node.id] = node
+                continue
+            yield from self._puts(node)
             if isinstance(node.op, Train):
                 yield PublishWeights(
                     id=f"publish:{node.op.model}",
@@ -162,6 +226,26 @@ class _Freezer:
                 )
         for node in pending.values():
             yield self._wait(node, node)
+            yield from self._puts(node)
+
+    def _receives(self, node: Node) -> bool:
+        """Whether the weights that a stage reads are trained on another pool or in another layout."""
+        for edge in self._flow.edges:
+            if edge.kind is EdgeKind.WEIGHTS and edge.dst == node.id:
+                return self._flow.nodes[edge.src].placement != node.placement
+        return False
+
+    def _puts(self, node: Node) -> Iterable[Instruction]:
+        for pool, readers in self._readers_elsewhere(node).items():
+            yield PutRows(
+                id=f"put:{node.id}->{pool}",
+                stage=node.id,
+                queue=f"{node.id}->{pool}",
+                because=self._other_pool(readers[0]),
+            )
+
+    def _other_pool(self, reader: Node) -> Because:
+        return Because(reason="other-pool", span=span_ref(reader.span), inserted_by="place")
 
     def _wait(self, node: Node, reader: Node) -> WaitStage:
         return WaitStage(
@@ -169,6 +253,11 @@ class _Freezer:
             stage=node.id,
             because=Because(reason="asynchronous-call", span=span_ref(reader.span), inserted_by="schedule"),
         )
+
+    def _transport(self, trainer: Node, edges: list[Edge], compute: str) -> Literal["alias", "cast", "reshard"]:
+        if any(self._flow.nodes[edge.dst].placement != trainer.placement for edge in edges):
+            return "reshard"
+        return "cast" if compute == "bf16" else "alias"
 
     def channels(self) -> Iterable[Channel]:
         flow = self._flow
@@ -186,5 +275,5 @@ class _Freezer:
                 source=node.id,
                 readers=tuple(e.dst for e in edges),
                 max_staleness=max((e.tokens - 1 for e in edges), default=0),
-                transport="cast" if compute == "bf16" else "alias",
+                transport=self._transport(node, edges, compute),
             )

@@ -47,6 +47,7 @@ Reason = Literal[
     "old-logprobs",
     "asynchronous-call",
     "keep-progress",
+    "other-pool",
 ]
 
 
@@ -103,6 +104,7 @@ class Layout(_Model):
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    ep: int = 1
 
 
 class RankPlace(_Model):
@@ -143,6 +145,27 @@ class TakeRows(_Model):
     kind: Literal["take"] = "take"
     id: str
     stage: str
+    queue: str = ""
+    """The queue that another pool fills; empty = the data set of the stage."""
+    because: Because
+
+
+class PutRows(_Model):
+    """Hand the stage's result to a queue that another pool takes from."""
+
+    kind: Literal["put"] = "put"
+    id: str
+    stage: str
+    queue: str
+    because: Because
+
+
+class ReshardWeights(_Model):
+    """Bring the newest permitted version of a model's weights from the layout that trains to the one that reads."""
+
+    kind: Literal["reshard"] = "reshard"
+    id: str
+    model: str
     because: Because
 
 
@@ -182,7 +205,10 @@ class SaveCheckpoint(_Model):
     because: Because
 
 
-Instruction = Annotated[TakeRows | RunStage | WaitStage | PublishWeights | SaveCheckpoint, Field(discriminator="kind")]
+Instruction = Annotated[
+    TakeRows | PutRows | RunStage | WaitStage | ReshardWeights | PublishWeights | SaveCheckpoint,
+    Field(discriminator="kind"),
+]
 
 
 class Evaluation(_Model):
@@ -210,8 +236,24 @@ class Channel(_Model):
     readers: tuple[str, ...]
     max_staleness: int
     """steps"""
-    transport: Literal["alias", "cast"]
-    """alias: readers use the trained tensors themselves. cast: readers hold a copy in the compute precision."""
+    transport: Literal["alias", "cast", "reshard"]
+    """alias: readers use the trained tensors themselves. cast: readers hold a copy in the compute precision. reshard:
+    some reader has another pool or layout, and its ranks receive their parts."""
+
+
+class Queue(_Model):
+    """A data edge between pools. `capacity` in batches: one being filled, and one for every step of staleness."""
+
+    id: str
+    stage: str
+    """Whose result it carries."""
+    source: str
+    target: str
+    """Pools."""
+    capacity: int
+    reads: int
+    """Reads of one batch: one per model-parallel replica of the target pool."""
+    span: SpanRef
 
 
 class Stop(_Model):
@@ -240,6 +282,7 @@ class Plan(_Model):
     stages: tuple[Stage, ...]
     programs: tuple[Program, ...]
     channels: tuple[Channel, ...]
+    queues: tuple[Queue, ...] = ()
 
     def to_json(self) -> str:
         """Canonical text: sorted keys, two-space indent, final newline."""
@@ -303,7 +346,7 @@ class Plan(_Model):
             used.append(("a program", "pool", program.pool))
             for instruction in (*program.step, *(i for e in program.evaluations for i in e.instructions)):
                 if not isinstance(instruction, SaveCheckpoint):
-                    kind = "model" if isinstance(instruction, PublishWeights) else "stage"
+                    kind = "model" if isinstance(instruction, PublishWeights | ReshardWeights) else "stage"
                     used.append((f"instruction {instruction.id}", kind, getattr(instruction, kind)))
         for channel in self.channels:
             used.append(("a channel", "model", channel.model))

@@ -77,9 +77,12 @@ class Interpreter:
             batch = data_set.all()
             batch = batch.select(np.array_split(np.arange(batch.rows), state.world)[state.rank])
         else:
-            batch, state.cursors[op.data] = data_set.take(state.cursors[op.data], op.count, state.seed)
-            share = op.count // state.world  # place has checked that it divides
-            batch = batch.select(np.arange(state.rank * share, (state.rank + 1) * share))
+            training = stage.phase == "step"
+            # An evaluation sees the same first rows every time, and takes none away from training.
+            batch, cursor = data_set.take(state.cursors[op.data] if training else 0, op.count, state.seed)
+            if training:
+                state.cursors[op.data] = cursor
+            batch = batch.select(np.array_split(np.arange(batch.rows), state.world)[state.rank])
         self._frame.put(stage, batch)
         return len(batch.packed("prompt_ids").values)
 

@@ -95,13 +95,26 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
 def _only_pool(plan: Plan) -> Pool:
     pools = [pool for pool in plan.pools if pool.device != "functions"]
     if len(pools) != 1:
-        raise RunFailure("RLF4003", f"this version runs plans of one pool, and this one has {len(pools)}")
+        raise RunFailure(
+            "RLF4003",
+            f"this version runs plans of one pool, and this one has {len(pools)}",
+            help=("compile with `--cluster local` to run on this machine, colocated",),
+        )
     if pools[0].device != "cpu":
         raise RunFailure(
             "RLF4003",
             f"this version runs on CPU, and pool `{pools[0].name}` is made of {pools[0].device} devices",
             help=("compile with `--cluster local` to run on this machine",),
         )
+    for stage in plan.stages:
+        layout = stage.layout
+        if layout is not None and max(layout.tp, layout.pp, layout.ep) > 1:
+            raise RunFailure(
+                "RLF4003",
+                f"this version runs data parallelism only, not tp {layout.tp}, pp {layout.pp}, ep {layout.ep}",
+                stage=stage.id,
+                help=("compile with `--cluster local` to run on this machine",),
+            )
     return pools[0]
 
 

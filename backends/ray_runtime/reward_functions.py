@@ -35,6 +35,8 @@ from rlflow.diagnostics.diagnostic import RunFailure, did_you_mean
 from rlflow.ir.columns import is_batched
 from rlflow.ir.ops import PythonReward
 
+LARGEST_SCORE = 3.4e38
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -151,6 +153,8 @@ class RewardFunction:
         score = float(result)
         if not math.isfinite(score):
             raise self._wrong_result(f"returned {score}, which is not a finite number")
+        if abs(score) > LARGEST_SCORE:
+            raise self._wrong_result(f"returned {score:g}; scores are kept as 32-bit floats, up to {LARGEST_SCORE:g}")
         return score, extras
 
     def _wrong_result(self, what: str) -> RunFailure:

@@ -100,6 +100,8 @@ class _Builder:
         self.waits: dict[tuple[str, str, str], str] = {}
         """(phase, pool that waits, stage waited for) to the box of the wait."""
         self.publishes: dict[str, str] = {}
+        self.puts: dict[tuple[str, str], str] = {}
+        """(stage, pool that takes) to the box of the put."""
 
     def declarations(self) -> None:
         plan = self.plan
@@ -157,6 +159,8 @@ class _Builder:
         """Boxes for what is not a stage itself; the box before it points at it."""
         before = ""
         for instruction in instructions:
+            if instruction.kind == "take" and instruction.queue:
+                continue  # the put's arrow shows it
             if instruction.kind in ("run", "take"):
                 before = f"stage.{instruction.stage}"
                 continue
@@ -171,6 +175,13 @@ class _Builder:
                 self._arrow(f"stage.{instruction.stage}", box_id, "order", "asynchronous result")
             elif instruction.kind == "publish":
                 self.publishes[instruction.model] = box_id
+            elif instruction.kind == "put":
+                queue = next(q for q in self.plan.queues if q.id == instruction.queue)
+                self.puts[instruction.stage, queue.target] = box_id
+                source = self.waits.get((phase, pool, instruction.stage), f"stage.{instruction.stage}")
+                batches = f"{queue.capacity} batch{'es' * (queue.capacity != 1)}"
+                self._arrow(source, box_id, "data", f"holds {batches}", f"{queue.reads} reads of a batch")
+                continue
             elif before:
                 self._arrow(before, box_id, "order", "then")
             before = box_id
@@ -180,6 +191,7 @@ class _Builder:
             for port, producer in stage.inputs.items():
                 output = self.plan.stage(producer).output
                 source = self.waits.get((stage.phase, stage.pool, producer), f"stage.{producer}")
+                source = self.puts.get((producer, stage.pool), source)
                 label = f"{port}: {_short(output)}"
                 self._arrow(source, f"stage.{stage.id}", "data", label, f"{port}: {output}")
 
@@ -191,7 +203,10 @@ class _Builder:
                 continue
             channel = channels.get(model)
             is_reader = channel is not None and stage.id in channel.readers
-            label = f"staleness <= {channel.max_staleness}" if channel and is_reader else "weights"
+            label = "weights"
+            if channel is not None and is_reader:
+                apart = self.plan.stage(channel.source).pool != stage.pool
+                label = f"staleness <= {channel.max_staleness if apart else 0}"
             tip = f"weights of {model}" + (f", {channel.transport}" if channel and is_reader else "")
             self._arrow(f"model.{model}", f"stage.{stage.id}", "weights", label, tip)
         for channel in self.plan.channels:

@@ -32,6 +32,8 @@ STROKE: Final[dict[str, str]] = {
     "model": BLUE,
     "reward": GREEN,
     "publish": BLACK,
+    "reshard": BLACK,
+    "put": BLACK,
     "wait": GREY,
     "checkpoint": GREY,
 }

@@ -46,7 +46,7 @@ def summary_text(plan: Plan, width: int = 112) -> str:
 def summary_lines(plan: Plan, width: int = 112) -> list[Line]:
     """At most MAX_LINES lines of at most `width` characters. Too long lists are shortened, the longest first."""
     head, pools = _wrap(_head(plan), width), _wrap(_pools(plan), width)
-    tail = _wrap([*_learning(plan), *_channels(plan), *_end(plan)], width)
+    tail = _wrap([*_learning(plan), *_channels(plan), *_queues(plan), *_end(plan)], width)
     sections = [pools, _stages(plan), *_programs(plan)]
     room = MAX_LINES - len(head) - len(tail)
     while sum(len(section) for section in sections) > room and any(len(section) > 3 for section in sections):
@@ -70,11 +70,11 @@ class _Summary:
 
 def describe_guarantee(channel: Channel) -> str:
     """What a weight channel promises about the age of the weights that its readers use."""
-    copies = (
-        "readers use the trained tensors themselves"
-        if channel.transport == "alias"
-        else "readers hold a copy in compute precision"
-    )
+    copies = {
+        "alias": "readers use the trained tensors themselves",
+        "cast": "readers hold a copy in compute precision",
+        "reshard": "readers on another pool or layout receive their parts",
+    }[channel.transport]
     bound = channel.max_staleness
     if bound == 0:
         age = "staleness 0: every reader uses the newest version (synchronous, hard per sample)"
@@ -166,6 +166,14 @@ def _channels(plan: Plan) -> list[Line]:
     for channel in plan.channels:
         readers = ", ".join(channel.readers)
         lines.append(("plain", f"  {channel.model}: {channel.source} -> {readers}; {describe_guarantee(channel)}"))
+    return lines
+
+
+def _queues(plan: Plan) -> list[Line]:
+    lines: list[Line] = [("head", "queues")] if plan.queues else []
+    for queue in plan.queues:
+        batches = f"{queue.capacity} batch{'es' * (queue.capacity != 1)}"
+        lines.append(("plain", f"  {queue.id}: from {queue.source}; holds {batches}; {queue.reads} reads of a batch"))
     return lines
 
 

@@ -125,7 +125,7 @@ def _describe_sum(op: Combine) -> str:
 
 def describe_layout(layout: Layout) -> str:
     """Mesh axes, such as `dp=1 tp=2 pp=1`."""
-    return f"dp={layout.dp} tp={layout.tp} pp={layout.pp}"
+    return f"dp={layout.dp} tp={layout.tp} pp={layout.pp}" + (f" ep={layout.ep}" if layout.ep > 1 else "")
 
 
 def describe_pool(pool: Pool) -> str:
@@ -138,8 +138,12 @@ def describe_pool(pool: Pool) -> str:
 
 def describe_instruction(instruction: Instruction) -> str:
     """An instruction in a few words, such as `run samples` or `publish actor`."""
-    if instruction.kind == "publish":
-        return f"publish {instruction.model}"
+    if instruction.kind == "publish" or instruction.kind == "reshard":
+        return f"{instruction.kind} {instruction.model}"
+    if instruction.kind == "put":
+        return f"put {instruction.queue}"
+    if instruction.kind == "take" and instruction.queue:
+        return f"take {instruction.queue}"
     if instruction.kind == "checkpoint":
         return f"checkpoint every {instruction.every} steps" if instruction.every else "checkpoint at the end"
     return f"{instruction.kind} {instruction.stage}"

@@ -65,6 +65,7 @@ class PlaceRequest:
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
+    ep: int | None = None
     workers: int | None = None
     span: Span | None = None
     settings: dict[str, Span] = field(default_factory=dict)

@@ -35,10 +35,12 @@ CODES: Final[dict[str, str]] = {
     "RLF1017": "kl-without-effect",
     "RLF1018": "normalised-twice",
     "RLF1019": "kl-twice",
+    "RLF1020": "loss-made-larger",
     # 2xxx placement, memory, resources
     "RLF2001": "does-not-divide",
     "RLF2002": "group-too-small",
     "RLF2003": "not-enough-devices",
+    "RLF2005": "not-placed",
     # 3xxx staleness, versions, schedule
     "RLF3001": "staleness-not-allowed",
     # 4xxx plan and backend capability
@@ -67,7 +69,7 @@ CODES: Final[dict[str, str]] = {
     "RLF9001": "internal-error",
 }
 
-WARNINGS: Final[frozenset[str]] = frozenset({"RLF0006", "RLF0007", "RLF1013", "RLF1017"})
+WARNINGS: Final[frozenset[str]] = frozenset({"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020"})
 """Codes that are warnings; all others are errors."""
 
 PAGES: Final = Path(__file__).with_name("pages")

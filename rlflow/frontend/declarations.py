@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.cluster import presets
+from rlflow.cluster.shape import ModelShape
 from rlflow.diagnostics import Diagnostic, Label
 from rlflow.frontend.bind import Bound, Scope, bind
 from rlflow.frontend.constants import Poison, Reporter
@@ -69,14 +70,34 @@ class Declarations:
             return source.context
         if isinstance(source, ops.PresetModel):
             return int(presets.model(source.name)["max_position_embeddings"])
-        if isinstance(source, ops.HfModel) and self._base_dir is not None:
-            try:
-                config = json.loads((self._base_dir / source.path / "config.json").read_text("utf-8"))
-                found = config.get("max_position_embeddings")
-            except (OSError, ValueError, AttributeError, RecursionError):
-                return None
+        if isinstance(source, ops.HfModel):
+            found = (self._config(source.path) or {}).get("max_position_embeddings")
             return found if isinstance(found, int) else None
         return None
+
+    def shape_of(self, model: str) -> ModelShape | None:
+        """What sharding must divide, where that is known without loading the model."""
+        source = self.models[model].source
+        while isinstance(source, ops.FrozenModel | ops.ValueModel):
+            source = self.models[source.of].source
+        if isinstance(source, ops.TinyModel):
+            return ModelShape(source.layers, source.heads, source.kv_heads)
+        if isinstance(source, ops.PresetModel):
+            return ModelShape.from_preset(presets.model(source.name))
+        if isinstance(source, ops.HfModel | ops.RewardModel):
+            config = self._config(source.path)
+            return None if config is None else ModelShape.from_config(config)
+        return None
+
+    def _config(self, path: str) -> dict[str, Any] | None:
+        """The config.json of a checkpoint folder beside the file, if it is there."""
+        if self._base_dir is None:
+            return None
+        try:
+            config = json.loads((self._base_dir / path / "config.json").read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return config if isinstance(config, dict) else None
 
     def declared_at(self, name: str) -> nodes.Ident:
         return self._spans[name]

@@ -74,6 +74,13 @@ def _term(call: nodes.Call, weight: float, scope: Scope, report: Reporter) -> op
             Label(call.span),
             help=("use `kl(k3)` or `kl(k2)`; k1 belongs into the reward: `kl_reward(...)`",),
         )
+    if weight < 0 and word != "entropy":
+        report.warning(
+            "RLF1020",
+            f"`{word}` has the factor {weight:g}: training would make it larger",
+            Label(call.span),
+            help=("a loss is made smaller; only `entropy()` is meant to take a negative factor",),
+        )
     values = dict(bound.values)
     if "low" in values:
         low, high = values.pop("low"), values.pop("high")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlflow.cluster.shape import ModelShape
 from rlflow.cluster.spec import Cluster, Schedule
 from rlflow.diagnostics import CompileError, Diagnostic, Label, Span
 from rlflow.frontend.command_line import read_overrides
@@ -33,6 +34,8 @@ class Lowered:
     files: tuple[File, ...] = ()
     """The text that was lowered and all that it imports; the file of the flow first, then the file that was asked for.
     """
+    shapes: Mapping[str, ModelShape] = field(default_factory=dict)
+    """Model to what sharding must divide, where known."""
 
 
 def lower(
@@ -69,7 +72,8 @@ def lower(
         raise CompileError(with_hints(program, left_out.explain(report.diagnostics))) from None
     warnings = tuple(left_out.explain(report.diagnostics))
     files = sorted(linked.files, key=lambda file: (file.source is not tree.span.file, file.source is not program.file))
-    return Lowered(flow, schedule, cluster, warnings, tuple(declared.reward_files), tuple(files))
+    shapes = {name: shape for name in flow.models if (shape := declared.shape_of(name)) is not None}
+    return Lowered(flow, schedule, cluster, warnings, tuple(declared.reward_files), tuple(files), shapes)
 
 
 def _pick(linked: Linked, name: str | None, report: Reporter) -> nodes.Flow:

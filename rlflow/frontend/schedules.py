@@ -25,7 +25,7 @@ from rlflow.grammar import nodes
 from rlflow.ir.flow import STEP, Flow, reads_model
 from rlflow.ir.ops import Take
 
-AXES = ("tp", "pp", "dp")
+AXES = ("tp", "pp", "dp", "ep")
 ADMISSIONS = ("in_order", "wait", "slack_edf", "evict", "count")
 CARRIES = ("partial", "finish")
 FUNCTIONS = "cpu"

@@ -176,7 +176,7 @@ FUNCTIONS: dict[str, Signature] = {
 
 REWARD_CALL = Signature("reward", (_SAMPLES,), "score the samples")
 
-_LOW = P("low", Real(0, open_least=True), 0.2, "the ratio is clipped below 1 - low")
+_LOW = P("low", Real(0, 1, open_least=True), 0.2, "the ratio is clipped below 1 - low")
 _HIGH = P("high", Real(0, open_least=True), None, "and above 1 + high; default: low", optional=True)
 
 LOSSES: dict[str, Signature] = {
@@ -196,7 +196,7 @@ LOSSES: dict[str, Signature] = {
             "cispo",
             (
                 P("high", Real(0, open_least=True), 0.2, "the ratio's weight is clipped above 1 + high"),
-                P("low", Real(0, open_least=True), None, "and below 1 - low; default: no bound", optional=True),
+                P("low", Real(0, 1, open_least=True), None, "and below 1 - low; default: no bound", optional=True),
             ),
             "policy gradient weighted with the clipped ratio",
         ),

@@ -52,6 +52,14 @@ def train(context: StageContext, bound: Bound) -> tuple[ops.Train, WeightsType]:
             Label(bound.spans["samples"]),
             *([Label(origin.span, "sampled with temperature = 0", primary=False)] if origin.span else []),
         )
+    if sampling.model != model and any("advantages" in NEEDS[term.kind] for term in terms):
+        raise report.error(
+            "RLF1009",
+            f"`{model}` is trained by policy gradient on samples of another model, `{sampling.model}`",
+            Label(bound.spans["samples"]),
+            *([Label(origin.span, f"sampled from `{sampling.model}`", primary=False)] if origin.span else []),
+            help=(f"sample with `{model}.generate(...)`; `nll()` and `dpo()` may learn from others",),
+        )
     assert isinstance(samples.type, RowsType)
     op = ops.Train(
         model=model,

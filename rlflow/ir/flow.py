@@ -36,6 +36,8 @@ class Layout:
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    ep: int = 1
+    """Expert parallelism lies inside dp x tp: it takes no further devices."""
 
     @property
     def size(self) -> int:

@@ -53,7 +53,8 @@ def _node(flow: Flow, node: Node) -> str:
         layout = node.placement.layout
         text += f" on {node.placement.pool}"
         if layout is not None:
-            text += f"[dp={layout.dp}, tp={layout.tp}, pp={layout.pp}]"
+            text += f"[dp={layout.dp}, tp={layout.tp}, pp={layout.pp}"
+            text += f", ep={layout.ep}]" if layout.ep > 1 else "]"
     if node.phase != "step":
         text += f" in @{node.phase}"
     if node.slot is not None:

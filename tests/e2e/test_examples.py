@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -18,7 +19,9 @@ from rlflow import driver
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.rlflow"))
-NEEDS_A_CHECKPOINT = {name for name in NAMES if "= hf(" in (EXAMPLES / f"{name}.rlflow").read_text("utf-8")}
+NEEDS_A_CHECKPOINT = {
+    name for name in NAMES if re.search(r"= (hf|preset)\(", (EXAMPLES / f"{name}.rlflow").read_text("utf-8"))
+}
 
 SMALL = ("batch.count=8",)
 SMALLER = {"ppo": ("actor.train.minibatch=32",)} | dict.fromkeys(("gspo", "cispo"), ("actor.train.minibatch=64",))
@@ -46,7 +49,11 @@ METRICS: dict[str, set[str]] = {
     "distill": DISTILLED,
     "distill_two_teachers": DISTILLED,
     "tool_use": CLIPPED,
+    "async_grpo": CLIPPED | {"actor/kl_loss", "timing_s/ref"},
 }
+
+LOCAL = {"async_grpo": "local"}
+"""Run colocated on this machine, since the file's own schedule needs more than it has."""
 
 TRAINED = {"ppo": {"actor", "critic"}, "distill": {"student"}, "distill_two_teachers": {"student"}}
 """The models that train, where it is not the actor alone."""
@@ -144,7 +151,9 @@ def run(name: str, folder: Path, steps: int = 2) -> list[dict[str, Any]]:
     from rlflow import runs
     from rlflow.backends.visualizers.progress import Progress
 
-    plan = driver.compile(path_of(name), driver.Options(overrides=SMALL + SMALLER.get(name, ())))
+    plan = driver.compile(
+        path_of(name), driver.Options(cluster=LOCAL.get(name), overrides=SMALL + SMALLER.get(name, ()))
+    )
     runs.open_run_dir(folder, resume=False)
     end = runs.execute(runs.RunRequest(plan, EXAMPLES, folder, steps), Progress(None, Console(stderr=True, quiet=True)))
     assert (end.step, end.interrupted) == (steps, False)

@@ -57,9 +57,9 @@ def test_missing_column(project: Any, fails: Fails) -> None:
 
     parquet.write_table(pyarrow.table({"quest": ["1+1="], "answer": ["2"]}), project.root / "data.parquet")
     project.edit('jsonl("data.jsonl"', 'parquet("data.parquet"')
-    text = fails("RLF5015")
+    text = fails("RLF1008")
     assert "no column `question`" in text
-    assert "columns present: `quest`, `answer`" in text
+    assert "its columns are `quest`, `answer`" in text
     assert "did you mean `quest`?" in text
 
 
@@ -119,7 +119,7 @@ def test_model_without_weights(project: Any, fails: Fails, full_run: Any) -> Non
 
 
 def test_loss_that_is_not_finite(project: Any, fails: Fails) -> None:
-    project.rewards("def score(response):\n    return 3e38 * len(set(response))\n")
+    project.edit("lr = 2e-3", "lr = 1e30")  # the first update makes weights whose products overflow
     text = fails("RLF5009")
     assert text.startswith("stage `actor.train`: ")
     assert f"--> {project.flow}:14:" in text

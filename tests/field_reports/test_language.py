@@ -243,10 +243,7 @@ def test_Q9_what_is_not_used_may_be_incomplete(unused: str, compile_: Any) -> No
     ("line", "says"),
     [
         ("staleness actor = 1 step", "staleness needs rollout and training on separate pools"),
-        ("trigger samples at 75%", "a trigger needs rollout and training on separate pools"),
-        ("place actor on main with tp = 2", "`tp = 2` is not supported yet"),
-        ("place actor on main with pp = 2", "`pp = 2` is not supported yet"),
-        ("pool other = 1 devices", "this version places a flow on one pool"),
+        ("trigger samples at 75%", "this version does not plan triggers yet"),
     ],
 )
 def test_Q12_what_this_version_cannot_do_is_refused(line: str, says: str, compile_: Any) -> None:

@@ -194,7 +194,7 @@ MISTAKES = [
     Mistake(TAKE, "questions.take(8 prompts / 0)", TAKE, "RLF1010", "0", "division by zero"),
     Mistake("0.01 * kl(k3)", "kl(k3) / 0", "kl(k3) / 2", "RLF1010", "0", "division by zero"),
     Mistake("0.01 * kl(k3)", "1e200 * (1e200 * kl(k3))", "1e2 * (1e2 * kl(k3))", "RLF1010", "kl(k3)", "factor of this loss term"),
-    Mistake("ppo_clip(0.2)", "ppo_clip(0)", "ppo_clip(0.2, high = 1e30)", "RLF1010", "0", "`low` must be above 0, and is 0"),
+    Mistake("ppo_clip(0.2)", "ppo_clip(0)", "ppo_clip(0.2, high = 1e30)", "RLF1010", "0", "`low` must be above 0 and at most 1, and is 0"),
     Mistake(ADAM, "adamw(lr = 1e-4, beta1 = 1)", "adamw(lr = 1e-4, beta1 = 0.99)", "RLF1010", "1", "`beta1` must be below 1"),
     Mistake("timeout = 5 s", "timeout = 0 s", "timeout = 1 us", "RLF1010", "0 s", "`timeout` must be at least 1 us"),
     Mistake("timeout = 5 s", "timeout = 0.1 us", "timeout = 1 h", "RLF1010", "0.1 us", "`timeout` must be at least 1 us"),

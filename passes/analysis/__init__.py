@@ -1,0 +1,1 @@
+"""Pure functions that passes compute with."""
