@@ -1,4 +1,3 @@
-
 """The command line: exit codes, where output goes, and an answer instead of a traceback to whatever is given."""
 
 from __future__ import annotations

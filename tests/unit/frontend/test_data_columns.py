@@ -1,4 +1,3 @@
-
 """Columns of data files while compiling: found by convention, checked, and compared with what rewards ask for."""
 
 from __future__ import annotations

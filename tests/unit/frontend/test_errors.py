@@ -1,4 +1,3 @@
-
 """Every mistake the frontend knows: code, message with both numbers, exact place, help; and its sound twin."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-
 """Whole programs, and the files that a flow names: data, columns, reward functions."""
 
 from __future__ import annotations

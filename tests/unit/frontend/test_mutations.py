@@ -1,4 +1,3 @@
-
 """Programs broken at random: each compiles or gets diagnostics with places inside the text, and nothing is a crash."""
 
 from __future__ import annotations

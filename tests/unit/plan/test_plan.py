@@ -1,4 +1,3 @@
-
 """The plan file: canonical, complete, versioned, refused when it is not one; and the order of its instructions."""
 
 from __future__ import annotations
