@@ -155,7 +155,7 @@ def test_two_trained_policies_keep_their_metrics_apart(tmp_path: Path) -> None:
     other = 'model other = tiny(qwen3, alphabet = "0123456789+=", hidden = 32, layers = 1, context = 32 tokens)'
     step = f"""adv = group_normalize(exact(samples))
     actor.train(samples, advantages = adv, loss = ppo_clip(0.2), {LEARN})
-    other.train(samples, advantages = adv, loss = ppo_clip(0.2), {LEARN})"""
+    other.train(samples, loss = nll(), {LEARN})"""
     found = run_steps(state_of(tmp_path, other, step), 1)[0]
     assert {"actor/actor/loss", "actor/other/loss"} <= set(found)
 
