@@ -35,6 +35,8 @@ class Declarations:
         self.environments: dict[str, Environment] = {}
         self.poisoned: dict[str, str] = {}
         """Name to kind of declarations with errors; using them is not reported again."""
+        self.announced: dict[str, nodes.Declaration] = {}
+        """All declarations of the flow, also those not checked yet."""
         self.problems: dict[str, tuple[Diagnostic, ...]] = {}
         """What was reported about the poisoned ones."""
         self.reward_files: list[Path] = []
@@ -167,6 +169,13 @@ class Declarations:
         if not isinstance(expr, nodes.Name):
             raise self._report.error("RLF1007", f"`{parameter.name}` is the name of a {kind}", Label(expr.span))
         if self.kind_of(expr.id) is None:
+            if expr.id in self.announced:  # sources come before what is made from them, unless they form a circle
+                raise self._report.error(
+                    "RLF1007",
+                    f"`{expr.id}` is made from itself: {' -> '.join(f'`{name}`' for name in self._circle(expr.id))}",
+                    Label(expr.span),
+                    help=("one of them must be a model of its own, such as `hf(...)`",),
+                )
             raise self._report.unknown(kind, expr.id, Label(expr.span), self.names(kind))
         if expr.id in self.poisoned:
             raise Poison()
@@ -175,6 +184,20 @@ class Declarations:
                 "RLF1007", f"`{parameter.name}` is the name of a {kind}", Label(expr.span, f"a {self.kind_of(expr.id)}")
             )
         return expr.id
+
+    def _circle(self, start: str) -> list[str]:
+        """The names from `start` along what each is made from, back to it."""
+        path, name = [start], start
+        while len(path) <= len(self.announced):
+            value = self.announced[name].value
+            of = value.arguments[0].value if isinstance(value, nodes.Call) and value.arguments else None
+            if not isinstance(of, nodes.Name) or of.id not in self.announced:
+                break
+            name = of.id
+            path.append(name)
+            if name == start:
+                break
+        return path
 
     def _on_error(self, expr: nodes.Expr) -> tuple[int, str]:
         """How often to try again, and what to do then."""

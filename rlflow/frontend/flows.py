@@ -51,6 +51,7 @@ def lower_flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path 
     """The LOGICAL flow of a flow block whose conditions are decided. Problems are reported; some raise Poison."""
     declared = Declarations(scope, report, base_dir)
     declarations = [item for item in tree.items if isinstance(item, nodes.Declaration)]
+    declared.announced = {d.name.text: d for d in declarations}
     # References may point forward: a frozen copy needs its model, a scorer its data.
     order = {"data": 0, "model": 1, "reward": 2, "environment": 3}
     for declaration in sorted(declarations, key=lambda d: (order[d.kind], _depth(d, declarations))):

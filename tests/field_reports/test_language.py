@@ -210,8 +210,8 @@ def test_Q7_a_file_that_is_cut(compile_: Any) -> None:
 
 def test_Q8_models_that_are_copies_of_each_other(compile_: Any) -> None:
     result = compile_(declare="model a = frozen(b)\n  model b = frozen(a)")
-    assert result.flow is None
-    assert {"`a`", "`b`"} & set(re.findall(r"`\w`", result.words))
+    assert result.codes == ["RLF1007"]
+    assert "`b` is made from itself: `b` -> `a` -> `b`" in result.words
 
 
 def test_Q8_a_value_before_it_is_made(compile_: Any) -> None:
