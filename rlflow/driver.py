@@ -42,10 +42,13 @@ class Checked:
     warnings: tuple[Diagnostic, ...]
 
 
-def lowered(path: str | Path, options: Options) -> Lowered:
-    """The LOGICAL flow of a file with its schedule and cluster. Raises CompileError."""
+def lowered(path: str | Path, options: Options, source: SourceFile | None = None) -> Lowered:
+    """The LOGICAL flow of a file with its schedule and cluster; `source` is its text when it has been read already.
+
+    Raises CompileError.
+    """
     return lower(
-        parse(read_source(path)),
+        parse(source or read_source(path)),
         Path(path).parent,
         flow_name=options.flow,
         cluster_name=options.cluster,
@@ -60,7 +63,7 @@ def check(path: str | Path, options: Options | None = None, observe: Observer | 
     warnings: tuple[Diagnostic, ...] = ()
     files = [source]
     try:
-        start = lowered(path, options)
+        start = lowered(path, options, source)
         warnings = start.warnings
         files = [source, *(file.source for file in start.files if file.source != source)]
         context = PassContext(start.schedule, start.cluster, shapes=start.shapes)

@@ -96,6 +96,12 @@ def _because(node: Node) -> Because:
 class _Freezer:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
+        self._inputs: dict[str, dict[str, str]] = {node_id: {} for node_id in flow.nodes}
+        self._readers: dict[str, list[Node]] = {}
+        for edge in flow.edges:
+            if edge.kind is EdgeKind.DATA:
+                self._inputs[edge.dst][edge.port] = edge.src
+                self._readers.setdefault(edge.src, []).append(flow.nodes[edge.dst])
 
     def pools(self) -> Iterable[Pool]:
         for pool in self._flow.pools.values():
@@ -115,7 +121,7 @@ class _Freezer:
             phase=node.phase,
             pool=node.placement.pool,
             layout=None if layout is None else Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, ep=layout.ep),
-            inputs=dict(sorted(self._flow.inputs(node.id).items())),
+            inputs=dict(sorted(self._inputs[node.id].items())),
             output=str(node.type),
             because=_because(node),
         )
@@ -124,7 +130,7 @@ class _Freezer:
         """The pool whose instruction list runs the stage. A Python stage is called by the pool whose rows it scores."""
         assert node.placement is not None
         if isinstance(node.op, Score):
-            return self.home(self._flow.nodes[self._flow.inputs(node.id)["samples"]])
+            return self.home(self._flow.nodes[self._inputs[node.id]["samples"]])
         return node.placement.pool
 
     def queues(self) -> Iterable[Queue]:
@@ -147,11 +153,9 @@ class _Freezer:
     def _readers_elsewhere(self, node: Node) -> dict[str, list[Node]]:
         """Other pools that read a stage's result, each with its reading stages."""
         out: dict[str, list[Node]] = {}
-        for edge in self._flow.edges:
-            if edge.src == node.id and edge.kind is EdgeKind.DATA:
-                reader = self._flow.nodes[edge.dst]
-                if self.home(reader) != self.home(node):
-                    out.setdefault(self.home(reader), []).append(reader)
+        for reader in self._readers.get(node.id, ()):
+            if self.home(reader) != self.home(node):
+                out.setdefault(self.home(reader), []).append(reader)
         return out
 
     def programs(self) -> Iterable[Program]:
@@ -189,7 +193,7 @@ class _Freezer:
         for node in nodes:
             if self.home(node) != pool:
                 continue
-            for source_id in flow.inputs(node.id).values():
+            for source_id in self._inputs[node.id].values():
                 source = flow.nodes[source_id]
                 if source_id in pending:
                     yield self._wait(pending.pop(source_id), node)

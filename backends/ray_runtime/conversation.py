@@ -35,11 +35,11 @@ from typing import Any
 import torch
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
-from rlflow.backends.ray_runtime.data import _lost_character
 from rlflow.backends.ray_runtime.data_sources import describe, shorten
 from rlflow.backends.ray_runtime.decoder import Decoder, Parked
 from rlflow.backends.ray_runtime.environment_worker import Environments, Observation, Turn, environment_failed
 from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.prompts import lost_character
 from rlflow.backends.ray_runtime.sampling import Sampler
 from rlflow.ir.ops import Generate
 
@@ -195,7 +195,7 @@ class Conversations:
             raw = turn.record.get("prompt", text) == text
             piece = answer.text if raw else template_piece(loaded.tokenizer, answer, loaded.eos_ids)
             ids = list(loaded.tokenizer(piece, add_special_tokens=False)["input_ids"])
-            lost = _lost_character(loaded.tokenizer, piece, ids)
+            lost = lost_character(loaded.tokenizer, piece, ids)
             if lost is not None:
                 raise ValueError(f"the tokenizer has no token for the character {lost!r}")
         except Exception as error:  # templates raise their own kinds, tokenizers a bare Exception

@@ -42,7 +42,6 @@ from rlflow.ir.ops import DataSource, GymData
 from rlflow.ir.sources import TooLong
 
 _DEFAULT_COLUMNS = Columns("prompt", None)
-_lost_character = lost_character  # conversation.py knows it under this name
 
 
 @dataclass(eq=False)

@@ -14,9 +14,6 @@ model had ended it.
 
 from __future__ import annotations
 
-import queue
-import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlflow.backends.ray_runtime.call_thread import CallThread, Expired
 from rlflow.backends.ray_runtime.data_sources import describe, shorten
-from rlflow.backends.ray_runtime.reward_functions import _load_module
+from rlflow.backends.ray_runtime.python_modules import load_module
 from rlflow.diagnostics.diagnostic import RunFailure, did_you_mean, one_of
-from rlflow.ir.sources import PythonEnvironment, PythonReward
+from rlflow.ir.sources import PythonEnvironment
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +67,7 @@ def load_environment(source: PythonEnvironment, base_dir: Path) -> Callable[[], 
     module_name, _, class_name = source.target.partition(":")
     if not module_name or not class_name:
         raise RunFailure("RLF5014", f"environment `{source.target}` is not of the form `module:Class`")
-    try:
-        module = _load_module(PythonReward(function=source.target), module_name, base_dir)
-    except RunFailure as failure:
-        message = failure.message.replace("reward", "environment", 1)
-        raise RunFailure(failure.code, message, notes=failure.notes, help=failure.help, trace=failure.trace) from None
+    module = load_module(f"environment `{source.target}`", module_name, base_dir)
     found = getattr(module, class_name, None)
     if not callable(found):
         names = [name for name, value in vars(module).items() if isinstance(value, type) and hasattr(value, "step")]
@@ -101,7 +95,7 @@ class LocalEnvironments:
         self.name = source.target
         self._make = load_environment(source, base_dir)
         self._timeout = source.timeout_us / 1e6
-        self._thread = _CallThread()
+        self._thread = CallThread("environment")
         self._instances: dict[int, tuple[Any, Turn]] = {}
 
     def step(self, turns: Sequence[Turn], on_start: Callable[[int], None] | None = None) -> list[Observation | None]:
@@ -153,9 +147,9 @@ class LocalEnvironments:
         where = "" if method == "step" else f" in `{method}`" if method != "constructor" else " when made"
         try:
             return self._thread.call(function, self._timeout)
-        except _Expired:
+        except Expired:
             trace = self._thread.where()
-            self._thread = _CallThread()
+            self._thread = CallThread("environment")
             raise timed_out(self.name, turn, self._timeout, where, trace) from None
         except BaseException as error:  # user code may raise anything, SystemExit too
             if isinstance(error, KeyboardInterrupt):
@@ -185,43 +179,3 @@ def timed_out(name: str, turn: Turn, timeout: float, where: str = "", trace: str
 
 def _nothing() -> None:
     pass
-
-
-class _Expired(Exception):
-    """A call ran out of time. Not a TimeoutError: the environment itself may raise that."""
-
-
-class _CallThread:
-    """A daemon thread that runs calls, so that the caller can stop waiting for one and the process can still end."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="environment")
-        self._thread.start()
-
-    def call(self, function: Callable[[], Any], timeout: float) -> Any:
-        """Its result, or what it raised; _Expired after `timeout` seconds, when this thread is of no more use."""
-        self._calls.put(function)
-        try:
-            result, error = self._results.get(timeout=timeout)
-        except queue.Empty:
-            raise _Expired from None
-        if error is not None:
-            raise error
-        return result
-
-    def where(self) -> str:
-        """The place in the code where it is now."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "" if frame is None else "".join(traceback.format_stack(frame))
-
-    def stop(self) -> None:
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (function := self._calls.get()) is not None:
-            try:
-                self._results.put((function(), None))
-            except BaseException as error:
-                self._results.put((None, error))

@@ -25,6 +25,7 @@ from rlflow.backends.ray_runtime.environment_worker import (
     Turn,
     timed_out,
 )
+from rlflow.backends.ray_runtime.worker_start import load_all
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.sources import PythonEnvironment
 
@@ -128,24 +129,10 @@ class EnvironmentPool:
         self._actors = [remote.remote(self._source, str(self._base_dir), str(mark)) for mark in self._marks]
         self._open = [{} for _ in self._actors]
         try:
-            results = ray.get([actor.load.remote() for actor in self._actors], timeout=self._start_timeout)
-        except ray.exceptions.GetTimeoutError:
+            load_all(self._actors, f"environment `{self.name}`", self._start_timeout, "the module")
+        except RunFailure:
             self.close()
-            raise RunFailure(
-                "RLF5008",
-                f"the {self._workers} workers of environment `{self.name}` did not start within "
-                f"{self._start_timeout:g} s",
-                notes=("either the machine is busy or has no room for them, or importing the module hangs",),
-            ) from None
-        except ray.exceptions.RayError as error:
-            self.close()
-            raise RunFailure(
-                "RLF5011", f"a worker of environment `{self.name}` died while starting", notes=(describe(error),)
-            ) from None
-        for failure in results:
-            if failure is not None:
-                self.close()
-                raise failure
+            raise
 
     def step(self, turns: Sequence[Turn]) -> Answers:
         """See `Environments`. After a failure the workers are ended; the next call makes new ones."""

@@ -25,15 +25,11 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rlflow.backends.ray_runtime.data_sources import shorten
-from rlflow.backends.ray_runtime.python_modules import load_module
 from rlflow.diagnostics.diagnostic import RunFailure, did_you_mean
 from rlflow.ir.columns import is_batched
-from rlflow.ir.ops import PythonReward
 
 LARGEST_SCORE = 3.4e38
 
@@ -174,8 +170,3 @@ async def _finish(awaitable: Any) -> Any:
 def _plain(value: Any) -> Any:
     """The number in a numpy scalar or a zero-dimensional array or tensor; any other value as it is."""
     return value.item() if getattr(value, "shape", None) == () else value
-
-
-def _load_module(source: PythonReward, name: str, base_dir: Path) -> ModuleType:
-    """`load_module` as environment_worker.py knows it."""
-    return load_module(f"reward `{source.function}`", name, base_dir)

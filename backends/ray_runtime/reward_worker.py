@@ -22,6 +22,7 @@ from rlflow.backends.ray_runtime.rewards import (
     timed_out,
     units_of,
 )
+from rlflow.backends.ray_runtime.worker_start import load_all
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import DataSource, RewardSource
 
@@ -90,24 +91,11 @@ class RewardPool:
         self._marks = [folder / str(index) for index in range(self._workers)]
         self._actors = [self._new_worker(mark) for mark in self._marks]
         try:
-            results = ray.get([actor.load.remote() for actor in self._actors], timeout=self._start_timeout)
-        except ray.exceptions.GetTimeoutError:
+            what = f"reward `{self.name}`"
+            self._loaded = load_all(self._actors, what, self._start_timeout, "the reward's module")[0]
+        except RunFailure:
             self.close()
-            raise RunFailure(
-                "RLF5008",
-                f"the {self._workers} workers of reward `{self.name}` did not start within {self._start_timeout:g} s",
-                notes=("either the machine is busy or has no room for them, or importing the reward's module hangs",),
-            ) from None
-        except ray.exceptions.RayError as error:
-            self.close()
-            raise RunFailure(
-                "RLF5011", f"a worker of reward `{self.name}` died while starting", notes=(describe(error),)
-            ) from None
-        for result in results:
-            if isinstance(result, RunFailure):
-                self.close()
-                raise result
-        self._loaded = results[0]
+            raise
 
     def start(self, samples: Batch) -> Handle:
         """Begin to score `samples` (rows as `generate` made them) and come back at once."""

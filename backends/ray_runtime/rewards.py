@@ -6,8 +6,6 @@ the score NaN, which says "not applicable" to everything downstream. A result th
 
 from __future__ import annotations
 
-import queue
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflow.backends.ray_runtime.call_thread import CallThread, Expired
 from rlflow.backends.ray_runtime.data_sources import describe, shorten
 from rlflow.backends.ray_runtime.reward_functions import RewardFunction, Sample, Scored
 from rlflow.backends.ray_runtime.reward_loading import load_reward
@@ -108,7 +107,7 @@ def attempt(
     still running, so the process should be ended).
     """
     done = Attempt(rest=list(units))
-    thread = _CallThread()
+    thread = CallThread("reward")
     try:
         while done.rest and not done.hangs:
             unit = done.rest.pop(0)
@@ -120,8 +119,8 @@ def attempt(
                     results = thread.call(partial(function.score, chunk), timeout * len(chunk))
                     done.scored.update(zip(range(*unit), results, strict=True))
                     break
-                except _Expired:
-                    thread = _CallThread()
+                except Expired:
+                    thread = CallThread("reward")
                     done.hangs = True
                     failure = timed_out(function.name, chunk, timeout)
                 except RunFailure as error:  # a wrong result stays wrong
@@ -197,37 +196,3 @@ def _as_arrays(rows: int, scored: Mapping[int, Scored], dropped: Mapping[int, Ru
         extras[DROPPED] = [row in dropped for row in range(rows)]
         extras[ERROR] = [dropped[row].message if row in dropped else None for row in range(rows)]
     return np.array([np.nan if score is None else score for score, _ in values], dtype=np.float32), extras
-
-
-class _Expired(Exception):
-    """A call ran out of time. Not a TimeoutError: the function itself may raise that."""
-
-
-class _CallThread:
-    """A daemon thread that runs calls, so that the caller can stop waiting for one and the process can still end."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], list[Scored]] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[list[Scored], BaseException | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="reward").start()
-
-    def call(self, function: Callable[[], list[Scored]], timeout: float) -> list[Scored]:
-        """Its result, or what it raised; _Expired after `timeout` seconds, when this thread is of no more use."""
-        self._calls.put(function)
-        try:
-            result, error = self._results.get(timeout=timeout)
-        except queue.Empty:
-            raise _Expired from None
-        if error is not None:
-            raise error
-        return result
-
-    def stop(self) -> None:
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (function := self._calls.get()) is not None:
-            try:
-                self._results.put((function(), None))
-            except BaseException as error:
-                self._results.put(([], error))

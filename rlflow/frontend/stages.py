@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlflow.diagnostics import Label, Span
 from rlflow.frontend.bind import Bound
-from rlflow.frontend.constants import Poison, Reporter
+from rlflow.frontend.constants import Reporter
 from rlflow.frontend.declarations import Declarations
 from rlflow.frontend.parameters import Column, Parameter, PerRow, PerToken, Rows
 from rlflow.grammar import nodes
@@ -343,12 +343,6 @@ def _overlong(context: StageContext, bound: Bound, node_id: str) -> Typed:
     return ops.Overlong(limit=limit, buffer=bound["buffer"]), column(bound["samples"], Field("penalty", "f32"))
 
 
-def _train(context: StageContext, bound: Bound, node_id: str) -> Typed:
-    from rlflow.frontend.training import train  # it uses this module's context
-
-    return train(context, bound)
-
-
 STAGES: dict[str, Stage] = {
     "take": _take,
     "all": _all,
@@ -368,9 +362,8 @@ STAGES: dict[str, Stage] = {
     "best_of": _best_of,
     "best_worst": _best_worst,
     "mixed_groups": _mixed_groups,
-    "train": _train,
 }
-"""By the name of the signature."""
+"""By the name of the signature; `train` is in training.py."""
 
 
 def wanted(parameter: Parameter) -> str:
@@ -394,6 +387,3 @@ def in_words(type_: RowsType | WeightsType) -> str:
     if type_.is_column:
         return f"one number per {'sample' if type_.fields[0].per == 'row' else 'response token'}"
     return f"rows of {type_.row}s"
-
-
-__all__ = ["STAGES", "Poison", "StageContext", "check_stage_of_model", "column", "in_words", "wanted"]

@@ -22,11 +22,14 @@ from rlflow.frontend.parameters import (
     Signature,
 )
 from rlflow.frontend.signatures import FUNCTIONS, METHODS, REWARD_CALL
-from rlflow.frontend.stages import STAGES, StageContext, check_stage_of_model, column, in_words, wanted
+from rlflow.frontend.stages import STAGES, Stage, StageContext, check_stage_of_model, column, in_words, wanted
+from rlflow.frontend.training import train
 from rlflow.grammar import nodes
 from rlflow.ir import ops
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Node
 from rlflow.ir.typesystem import RowsType
+
+_STAGES: dict[str, Stage] = {**STAGES, "train": train}
 
 
 @dataclass
@@ -164,7 +167,7 @@ class Block:
     ) -> Node:
         bound = bind(call, signature, self._scope, self._report, self._special)
         node_id = self._new_id(name, fallback)
-        op, type_ = STAGES[signature.name](self._stage_context(call, owner), bound, node_id)
+        op, type_ = _STAGES[signature.name](self._stage_context(call, owner), bound, node_id)
         node = self._add(Node(node_id, op, type_, call.span, self._phase))
         for parameter in signature.parameters:
             value = bound.values.get(parameter.name)

@@ -22,7 +22,7 @@ _HOW = {
 _INPUTS = ("advantages", "reference", "teacher", "returns", "values")
 
 
-def train(context: StageContext, bound: Bound) -> tuple[ops.Train, WeightsType]:
+def train(context: StageContext, bound: Bound, node_id: str) -> tuple[ops.Train, WeightsType]:
     """The op and type of a train stage; raises Poison after reporting."""
     report, model = context.report, context.owner
     if context.phase != STEP:

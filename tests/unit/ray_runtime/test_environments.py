@@ -178,15 +178,14 @@ def test_a_class_that_cannot_be_had(folder: Path, target: str, words: str, hint:
 
 
 def test_the_examples_calculator() -> None:
-    from rlflow.backends.ray_runtime.reward_functions import _load_module
-    from rlflow.ir.sources import PythonReward
+    from rlflow.backends.ray_runtime.python_modules import load_module
 
     folder = Path(__file__).parents[3] / "examples"
     calculator = LocalEnvironments(PythonEnvironment(target="environments:Calculator"), folder)
     texts = ["?", "12+7?", "3*4?", "2-5?", "x?", "19"]
     answers = calculator.step([turn(text, key, prompt="37+58=") for key, text in enumerate(texts)])
     assert [None if answer is None else answer.text for answer in answers] == ["95;", "19;", "12;", "-3;", ";", None]
-    module: Any = _load_module(PythonReward(function="environments:answer_after_tool"), "environments", folder)
+    module: Any = load_module("reward `environments:answer_after_tool`", "environments", folder)
     assert module.answer_after_tool("?95;95", "95") == {"score": 1.0, "exact": True, "asked": True}
     assert module.answer_after_tool("?4;95", "95") == {"score": 0.8, "exact": True, "asked": False}
     assert module.answer_after_tool("?95;", "95")["score"] == 0.2
