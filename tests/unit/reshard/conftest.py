@@ -1,0 +1,8 @@
+"""Puts this folder on the path, so that its tests can share `reshard_models`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
