@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lark import Token, Transformer, v_args
-
 from rlflow.diagnostics import Diagnostic, Label, SourceFile, Span
 from rlflow.grammar import nodes
 from rlflow.grammar.errors import reserved
+from rlflow.grammar.lalr import Extent
+from rlflow.grammar.scanner import Token
 from rlflow.grammar.words import ITEM_WORDS
 
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
@@ -33,202 +33,198 @@ def _number(text: str) -> int | float:
     return int(text)
 
 
-@v_args(meta=True)
-class Build(Transformer[Token, Any]):
-    """Lark tree to nodes. Method names are the grammar's rule names."""
+class Build:
+    """The actions of the parser. Method names are the grammar's rule names; `c` are the children."""
 
     def __init__(self, source: SourceFile) -> None:
-        super().__init__()
         self._source = source
         self.problems: list[Diagnostic] = []
 
-    def _span(self, meta: Any) -> Span:
-        if getattr(meta, "empty", True):
-            return Span(self._source, 0, 0)
-        return Span(self._source, meta.start_pos, meta.end_pos)
+    def _span(self, extent: Extent) -> Span:
+        return Span(self._source, extent[0], extent[1])
 
     def _token(self, token: Token) -> Span:
-        return Span(self._source, token.start_pos or 0, token.end_pos or 0)
+        return Span(self._source, token.start, token.end)
 
     def _ident(self, token: Token) -> nodes.Ident:
-        return nodes.Ident(str(token), self._token(token))
+        return nodes.Ident(token.text, self._token(token))
 
-    def start(self, meta: Any, items: list[Any]) -> list[Any]:
+    def start(self, extent: Extent, items: list[Any]) -> list[Any]:
         return items
 
-    def import_file(self, meta: Any, c: list[Token]) -> nodes.Import:
-        path = nodes.String(_unescape(str(c[0])[1:-1]), self._token(c[0]))
-        return nodes.Import(path, self._span(meta))
+    def import_file(self, extent: Extent, c: list[Token]) -> nodes.Import:
+        path = nodes.String(_unescape(c[0].text[1:-1]), self._token(c[0]))
+        return nodes.Import(path, self._span(extent))
 
     # flow
-    def flow(self, meta: Any, c: list[Any]) -> nodes.Flow:
-        return nodes.Flow(self._ident(c[0]), c[1] or (), tuple(c[2:]), self._span(meta))
+    def flow(self, extent: Extent, c: list[Any]) -> nodes.Flow:
+        return nodes.Flow(self._ident(c[0]), c[1] or (), tuple(c[2:]), self._span(extent))
 
-    def params(self, meta: Any, c: list[Any]) -> tuple[nodes.Param, ...]:
+    def params(self, extent: Extent, c: list[Any]) -> tuple[nodes.Param, ...]:
         return tuple(p for p in c if p is not None)
 
     def _free(self, token: Token) -> nodes.Ident:
         """A name that is no word of the language."""
-        if str(token) in ITEM_WORDS:
-            self.problems.append(reserved(str(token), self._token(token)))
+        if token.text in ITEM_WORDS:
+            self.problems.append(reserved(token.text, self._token(token)))
         return self._ident(token)
 
-    def param(self, meta: Any, c: list[Any]) -> nodes.Param:
-        return nodes.Param(self._free(c[0]), c[1], self._span(meta))
+    def param(self, extent: Extent, c: list[Any]) -> nodes.Param:
+        return nodes.Param(self._free(c[0]), c[1], self._span(extent))
 
-    def declaration(self, meta: Any, c: list[Any]) -> nodes.Declaration:
-        return nodes.Declaration(str(c[0]), self._free(c[1]), c[2], self._span(meta))
+    def declaration(self, extent: Extent, c: list[Any]) -> nodes.Declaration:
+        return nodes.Declaration(c[0].text, self._free(c[1]), c[2], self._span(extent))
 
-    def block(self, meta: Any, c: list[Any]) -> tuple[nodes.Statement | nodes.If, ...]:
+    def block(self, extent: Extent, c: list[Any]) -> tuple[nodes.Statement | nodes.If, ...]:
         return tuple(c)
 
-    def item_block(self, meta: Any, c: list[Any]) -> tuple[nodes.FlowItem | nodes.If, ...]:
+    def item_block(self, extent: Extent, c: list[Any]) -> tuple[nodes.FlowItem | nodes.If, ...]:
         return tuple(c)
 
-    def if_item(self, meta: Any, c: list[Any]) -> nodes.If:
-        return nodes.If(c[0], c[1], c[2], self._span(meta))
+    def if_item(self, extent: Extent, c: list[Any]) -> nodes.If:
+        return nodes.If(c[0], c[1], c[2], self._span(extent))
 
     if_statement = if_item
 
-    def step(self, meta: Any, c: list[Any]) -> nodes.Step:
-        return nodes.Step(c[0], self._span(meta))
+    def step(self, extent: Extent, c: list[Any]) -> nodes.Step:
+        return nodes.Step(c[0], self._span(extent))
 
-    def evaluate(self, meta: Any, c: list[Any]) -> nodes.Evaluate:
-        return nodes.Evaluate(self._free(c[0]), c[1], c[2], self._span(meta))
+    def evaluate(self, extent: Extent, c: list[Any]) -> nodes.Evaluate:
+        return nodes.Evaluate(self._free(c[0]), c[1], c[2], self._span(extent))
 
-    def allow(self, meta: Any, c: list[Any]) -> nodes.Allow:
-        return nodes.Allow(self._ident(c[0]), c[1], c[2], self._span(meta))
+    def allow(self, extent: Extent, c: list[Any]) -> nodes.Allow:
+        return nodes.Allow(self._ident(c[0]), c[1], c[2], self._span(extent))
 
-    def stop(self, meta: Any, c: list[Any]) -> nodes.Stop:
-        return nodes.Stop(c[0], self._span(meta))
+    def stop(self, extent: Extent, c: list[Any]) -> nodes.Stop:
+        return nodes.Stop(c[0], self._span(extent))
 
-    def save(self, meta: Any, c: list[Any]) -> nodes.Save:
-        return nodes.Save(c[0], self._span(meta))
+    def save(self, extent: Extent, c: list[Any]) -> nodes.Save:
+        return nodes.Save(c[0], self._span(extent))
 
-    def seed(self, meta: Any, c: list[Any]) -> nodes.Seed:
-        return nodes.Seed(c[0], self._span(meta))
+    def seed(self, extent: Extent, c: list[Any]) -> nodes.Seed:
+        return nodes.Seed(c[0], self._span(extent))
 
-    def assign(self, meta: Any, c: list[Any]) -> nodes.Assign:
-        return nodes.Assign(self._free(c[0]), c[1], self._span(meta))
+    def assign(self, extent: Extent, c: list[Any]) -> nodes.Assign:
+        return nodes.Assign(self._free(c[0]), c[1], self._span(extent))
 
-    def call_statement(self, meta: Any, c: list[Any]) -> nodes.CallStatement:
+    def call_statement(self, extent: Extent, c: list[Any]) -> nodes.CallStatement:
         base = c[0]
         while isinstance(base, nodes.Call | nodes.Attribute):
             base = base.function if isinstance(base, nodes.Call) else base.base
         if not isinstance(base, nodes.Name):
             label = Label(base.span, "expected a name")
             self.problems.append(Diagnostic("RLF0001", "a statement starts with a name", (label,)))
-        return nodes.CallStatement(c[0], self._span(meta))
+        return nodes.CallStatement(c[0], self._span(extent))
 
     # schedule
-    def schedule(self, meta: Any, c: list[Any]) -> nodes.Schedule:
+    def schedule(self, extent: Extent, c: list[Any]) -> nodes.Schedule:
         cluster = None if c[1] is None else self._ident(c[1])
-        return nodes.Schedule(self._ident(c[0]), cluster, tuple(c[2:]), self._span(meta))
+        return nodes.Schedule(self._ident(c[0]), cluster, tuple(c[2:]), self._span(extent))
 
-    def pool(self, meta: Any, c: list[Any]) -> nodes.Pool:
-        return nodes.Pool(self._ident(c[0]), c[1], c[2] or (), self._span(meta))
+    def pool(self, extent: Extent, c: list[Any]) -> nodes.Pool:
+        return nodes.Pool(self._ident(c[0]), c[1], c[2] or (), self._span(extent))
 
-    def place(self, meta: Any, c: list[Any]) -> nodes.Place:
+    def place(self, extent: Extent, c: list[Any]) -> nodes.Place:
         stages = tuple(x for x in c if isinstance(x, nodes.StageRef))
         settings = tuple(x for x in c if isinstance(x, nodes.Setting))
         pool = next(x for x in c if isinstance(x, Token))
-        return nodes.Place(stages, self._ident(pool), settings, self._span(meta))
+        return nodes.Place(stages, self._ident(pool), settings, self._span(extent))
 
-    def stage(self, meta: Any, c: list[Any]) -> nodes.StageRef:
-        return nodes.StageRef(self._ident(c[0]), None if c[1] is None else self._ident(c[1]), self._span(meta))
+    def stage(self, extent: Extent, c: list[Any]) -> nodes.StageRef:
+        return nodes.StageRef(self._ident(c[0]), None if c[1] is None else self._ident(c[1]), self._span(extent))
 
-    def staleness(self, meta: Any, c: list[Any]) -> nodes.Staleness:
+    def staleness(self, extent: Extent, c: list[Any]) -> nodes.Staleness:
         admit = None if c[2] is None else self._ident(c[2])
-        return nodes.Staleness(self._ident(c[0]), c[1], admit, self._span(meta))
+        return nodes.Staleness(self._ident(c[0]), c[1], admit, tuple(c[3:]), self._span(extent))
 
-    def trigger(self, meta: Any, c: list[Any]) -> nodes.Trigger:
+    def trigger(self, extent: Extent, c: list[Any]) -> nodes.Trigger:
         carry = None if c[2] is None else self._ident(c[2])
-        return nodes.Trigger(self._ident(c[0]), c[1], carry, self._span(meta))
+        return nodes.Trigger(self._ident(c[0]), c[1], carry, self._span(extent))
 
-    def auto(self, meta: Any, c: list[Any]) -> nodes.Auto:
-        return nodes.Auto(self._span(meta))
+    def auto(self, extent: Extent, c: list[Any]) -> nodes.Auto:
+        return nodes.Auto(self._span(extent))
 
     # cluster
-    def cluster(self, meta: Any, c: list[Any]) -> nodes.Cluster:
-        return nodes.Cluster(self._ident(c[0]), tuple(c[1:]), self._span(meta))
+    def cluster(self, extent: Extent, c: list[Any]) -> nodes.Cluster:
+        return nodes.Cluster(self._ident(c[0]), tuple(c[1:]), self._span(extent))
 
-    def entry(self, meta: Any, c: list[Any]) -> nodes.Entry:
-        return nodes.Entry(self._ident(c[0]), c[1], c[2] or (), self._span(meta))
+    def entry(self, extent: Extent, c: list[Any]) -> nodes.Entry:
+        return nodes.Entry(self._ident(c[0]), c[1], c[2] or (), self._span(extent))
 
-    def settings_block(self, meta: Any, c: list[Any]) -> tuple[nodes.Setting, ...]:
+    def settings_block(self, extent: Extent, c: list[Any]) -> tuple[nodes.Setting, ...]:
         return tuple(s for s in c if s is not None)
 
-    def setting(self, meta: Any, c: list[Any]) -> nodes.Setting:
-        return nodes.Setting(self._ident(c[0]), c[1], self._span(meta))
+    def setting(self, extent: Extent, c: list[Any]) -> nodes.Setting:
+        return nodes.Setting(self._ident(c[0]), c[1], self._span(extent))
 
     # expressions
-    def quantity(self, meta: Any, c: list[Token]) -> nodes.Quantity:
-        text = str(c[0])
+    def quantity(self, extent: Extent, c: list[Token]) -> nodes.Quantity:
+        text = c[0].text
         split = next(i for i in range(1, len(text) + 1) if _is_unit(text[i:]))
         return nodes.Quantity(_number(text[:split].strip()), text[split:].strip(), self._token(c[0]))
 
-    def number(self, meta: Any, c: list[Token]) -> nodes.Number:
-        return nodes.Number(_number(str(c[0])), self._token(c[0]))
+    def number(self, extent: Extent, c: list[Token]) -> nodes.Number:
+        return nodes.Number(_number(c[0].text), self._token(c[0]))
 
-    def string(self, meta: Any, c: list[Token]) -> nodes.String:
-        return nodes.String(_unescape(str(c[0])[1:-1]), self._token(c[0]))
+    def string(self, extent: Extent, c: list[Token]) -> nodes.String:
+        return nodes.String(_unescape(c[0].text[1:-1]), self._token(c[0]))
 
-    def true(self, meta: Any, c: list[Any]) -> nodes.Constant:
-        return nodes.Constant(True, self._span(meta))
+    def true(self, extent: Extent, c: list[Any]) -> nodes.Constant:
+        return nodes.Constant(True, self._span(extent))
 
-    def false(self, meta: Any, c: list[Any]) -> nodes.Constant:
-        return nodes.Constant(False, self._span(meta))
+    def false(self, extent: Extent, c: list[Any]) -> nodes.Constant:
+        return nodes.Constant(False, self._span(extent))
 
-    def none(self, meta: Any, c: list[Any]) -> nodes.Constant:
-        return nodes.Constant(None, self._span(meta))
+    def none(self, extent: Extent, c: list[Any]) -> nodes.Constant:
+        return nodes.Constant(None, self._span(extent))
 
-    def name(self, meta: Any, c: list[Token]) -> nodes.Name:
-        return nodes.Name(str(c[0]), self._token(c[0]))
+    def name(self, extent: Extent, c: list[Token]) -> nodes.Name:
+        return nodes.Name(c[0].text, self._token(c[0]))
 
-    def list_of(self, meta: Any, c: list[Any]) -> nodes.ListOf:
-        return nodes.ListOf(tuple(x for x in c if x is not None), self._span(meta))
+    def list_of(self, extent: Extent, c: list[Any]) -> nodes.ListOf:
+        return nodes.ListOf(tuple(x for x in c if x is not None), self._span(extent))
 
-    def attribute(self, meta: Any, c: list[Any]) -> nodes.Attribute:
-        return nodes.Attribute(c[0], self._ident(c[1]), self._span(meta))
+    def attribute(self, extent: Extent, c: list[Any]) -> nodes.Attribute:
+        return nodes.Attribute(c[0], self._ident(c[1]), self._span(extent))
 
-    def argument(self, meta: Any, c: list[Any]) -> nodes.Argument:
-        return nodes.Argument(None if c[0] is None else self._ident(c[0]), c[1], self._span(meta))
+    def argument(self, extent: Extent, c: list[Any]) -> nodes.Argument:
+        return nodes.Argument(None if c[0] is None else self._ident(c[0]), c[1], self._span(extent))
 
-    def call(self, meta: Any, c: list[Any]) -> nodes.Call:
-        return nodes.Call(c[0], tuple(a for a in c[1:] if a is not None), self._span(meta))
+    def call(self, extent: Extent, c: list[Any]) -> nodes.Call:
+        return nodes.Call(c[0], tuple(a for a in c[1:] if a is not None), self._span(extent))
 
-    def _binary(self, operator: str, meta: Any, c: list[Any]) -> nodes.Binary:
-        return nodes.Binary(operator, c[0], c[1], self._span(meta))
+    def _binary(self, operator: str, extent: Extent, c: list[Any]) -> nodes.Binary:
+        return nodes.Binary(operator, c[0], c[1], self._span(extent))
 
-    def add(self, meta: Any, c: list[Any]) -> nodes.Binary:
-        return self._binary("+", meta, c)
+    def add(self, extent: Extent, c: list[Any]) -> nodes.Binary:
+        return self._binary("+", extent, c)
 
-    def subtract(self, meta: Any, c: list[Any]) -> nodes.Binary:
-        return self._binary("-", meta, c)
+    def subtract(self, extent: Extent, c: list[Any]) -> nodes.Binary:
+        return self._binary("-", extent, c)
 
-    def multiply(self, meta: Any, c: list[Any]) -> nodes.Binary:
-        return self._binary("*", meta, c)
+    def multiply(self, extent: Extent, c: list[Any]) -> nodes.Binary:
+        return self._binary("*", extent, c)
 
-    def divide(self, meta: Any, c: list[Any]) -> nodes.Binary:
-        return self._binary("/", meta, c)
+    def divide(self, extent: Extent, c: list[Any]) -> nodes.Binary:
+        return self._binary("/", extent, c)
 
-    def compare(self, meta: Any, c: list[Any]) -> nodes.Compare:
-        return nodes.Compare(str(c[1]), c[0], c[2], self._span(meta))
+    def compare(self, extent: Extent, c: list[Any]) -> nodes.Compare:
+        return nodes.Compare(c[1].text, c[0], c[2], self._span(extent))
 
-    def both(self, meta: Any, c: list[Any]) -> nodes.Logic:
-        return nodes.Logic("and", c[0], c[1], self._span(meta))
+    def both(self, extent: Extent, c: list[Any]) -> nodes.Logic:
+        return nodes.Logic("and", c[0], c[1], self._span(extent))
 
-    def either(self, meta: Any, c: list[Any]) -> nodes.Logic:
-        return nodes.Logic("or", c[0], c[1], self._span(meta))
+    def either(self, extent: Extent, c: list[Any]) -> nodes.Logic:
+        return nodes.Logic("or", c[0], c[1], self._span(extent))
 
-    def invert(self, meta: Any, c: list[Any]) -> nodes.Not:
-        return nodes.Not(c[0], self._span(meta))
+    def invert(self, extent: Extent, c: list[Any]) -> nodes.Not:
+        return nodes.Not(c[0], self._span(extent))
 
-    def conditional(self, meta: Any, c: list[Any]) -> nodes.Conditional:
-        return nodes.Conditional(c[0], c[1], c[2], self._span(meta))
+    def conditional(self, extent: Extent, c: list[Any]) -> nodes.Conditional:
+        return nodes.Conditional(c[0], c[1], c[2], self._span(extent))
 
-    def negate(self, meta: Any, c: list[Any]) -> nodes.Negate:
-        return nodes.Negate(c[0], self._span(meta))
+    def negate(self, extent: Extent, c: list[Any]) -> nodes.Negate:
+        return nodes.Negate(c[0], self._span(extent))
 
 
 def _is_unit(tail: str) -> bool:

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from unicodedata import name as character_name
 
-from lark import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
-from lark.exceptions import UnexpectedInput
-
 from rlflow.diagnostics import Diagnostic, Label, SourceFile, Span, did_you_mean
+from rlflow.grammar.lalr import UnexpectedCharacterError, UnexpectedTokenError
+from rlflow.grammar.scanner import END
 from rlflow.grammar.words import ITEM_WORDS, describe_expected, enclosing_block
 
 
-def syntax_error(source: SourceFile, error: UnexpectedInput) -> Diagnostic:
+def syntax_error(source: SourceFile, error: UnexpectedTokenError | UnexpectedCharacterError) -> Diagnostic:
     text = source.text
-    if isinstance(error, UnexpectedEOF) or (isinstance(error, UnexpectedToken) and error.token.type == "$END"):
-        end = len(text.rstrip())
-        span = Span(source, end, end)
-        expected = describe_expected(error.accepts if isinstance(error, UnexpectedToken) else error.expected)
-        block = enclosing_block(text, end)
-        notes: tuple[str, ...] = ()
-        if block is not None:
-            line, _ = source.position(block)
-            notes = (f"the `{{` on line {line} is not closed",)
-        return Diagnostic("RLF0002", "the file ends in the middle of a statement", (Label(span, expected),), notes)
-    if isinstance(error, UnexpectedCharacters):
-        at = error.pos_in_stream or 0
+    if isinstance(error, UnexpectedCharacterError):
+        at = error.at
         word = text[at]
         span = Span(source, at, at + 1)
         if word == '"':
@@ -36,14 +25,21 @@ def syntax_error(source: SourceFile, error: UnexpectedInput) -> Diagnostic:
         return Diagnostic(
             "RLF0003", f"unexpected character {_character(word)}", (Label(span, describe_expected(error.allowed)),)
         )
-    assert isinstance(error, UnexpectedToken)
-    token = error.token
-    at = token.start_pos or 0
-    word = str(token).lstrip()
-    at += len(token) - len(word)
+    token, accepts = error.token, error.accepts
+    if token.kind == END:
+        end = len(text.rstrip())
+        span = Span(source, end, end)
+        block = enclosing_block(text, end)
+        notes: tuple[str, ...] = ()
+        if block is not None:
+            line, _ = source.position(block)
+            notes = (f"the `{{` on line {line} is not closed",)
+        label = Label(span, describe_expected(accepts))
+        return Diagnostic("RLF0002", "the file ends in the middle of a statement", (label,), notes)
+    word = token.text.lstrip()
+    at = token.end - len(word)
     span = Span(source, at, at + len(word))
     help_lines: tuple[str, ...] = ()
-    accepts = error.accepts or error.expected
     if word in ITEM_WORDS and ("NAME" in accepts or text[at + len(word) :].lstrip().startswith("=")):
         return reserved(word, span)
     if word == "=" and "COMPARE" in accepts:

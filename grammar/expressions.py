@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlflow.diagnostics import Span
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

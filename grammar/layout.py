@@ -7,10 +7,10 @@ Wadler's and Prettier's printers a group is written on one line when it fits, ot
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from rlflow.grammar.comments import Glue, Token, attach
+from rlflow.values import dataclass
 
 WIDTH = 100
 STEP = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rlflow.diagnostics import SourceFile, Span
@@ -23,6 +22,7 @@ from rlflow.grammar.expressions import Not as Not
 from rlflow.grammar.expressions import Number as Number
 from rlflow.grammar.expressions import Quantity as Quantity
 from rlflow.grammar.expressions import String as String
+from rlflow.values import dataclass
 
 # --- flow ----------------------------------------------------------------------------------------------------------
 
@@ -163,6 +163,7 @@ class Staleness:
     model: Ident
     bound: Expr
     admit: Ident | None
+    settings: tuple[Setting, ...]
     span: Span
 
 

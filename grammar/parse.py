@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from lark import Lark, Token, Tree
-from lark.exceptions import UnexpectedInput
-
 from rlflow.diagnostics import CompileError, Diagnostic, Label, SourceFile, Span
-from rlflow.grammar import nodes
+from rlflow.grammar import lalr, nodes
 from rlflow.grammar.build import Build
 from rlflow.grammar.errors import syntax_error
-from rlflow.grammar.words import grammar_text
+from rlflow.grammar.tables import load
 
 MAX_DEPTH = 200
-"""Levels of a tree; everything that walks one may recurse."""
-
-
-@cache
-def _lark(start: str) -> Lark:
-    grammar = grammar_text(Path(__file__).with_name("rlflow.lark").read_text("utf-8"))
-    return Lark(grammar, parser="lalr", start=start, propagate_positions=True, maybe_placeholders=True)
+"""Levels of a tree; everything that walks one may recurse. A long sum is as deep as it has terms."""
 
 
 def parse(source: SourceFile) -> nodes.Program:
@@ -38,33 +27,36 @@ def parse_expression(source: SourceFile) -> nodes.Expr:
 
 
 def _build(source: SourceFile, start: str) -> Any:
-    try:
-        tree = _lark(start).parse(source.text)
-    except UnexpectedInput as error:
-        raise CompileError([syntax_error(source, error)]) from None
-    deep = _too_deep(tree)
-    if deep is not None:
-        span = Span(source, deep.meta.start_pos, deep.meta.end_pos)
-        raise CompileError(
-            [
-                Diagnostic(
-                    "RLF0001", f"this is nested more than {MAX_DEPTH} levels deep", (Label(span, "write less here"),)
-                )
-            ]
-        )
     builder = Build(source)
-    result = builder.transform(tree)
+    try:
+        result, levels = lalr.parse(load(start), source.text, lambda name: getattr(builder, name))
+    except (lalr.UnexpectedTokenError, lalr.UnexpectedCharacterError) as error:
+        raise CompileError([syntax_error(source, error)]) from None
+    if levels > MAX_DEPTH:
+        label = Label(Span(source, *_too_deep(source.text, start)), "write less here")
+        raise CompileError([Diagnostic("RLF0001", f"this is nested more than {MAX_DEPTH} levels deep", (label,))])
     if builder.problems:
         raise CompileError(builder.problems)
     return result
 
 
-def _too_deep(tree: Tree[Token]) -> Tree[Token] | None:
-    """The first part of the tree below MAX_DEPTH levels, or None. A long sum is as deep as it has terms."""
+class _Part:
+    """A part of the text as such, where only the shape of the tree counts."""
+
+    __slots__ = ("extent", "parts")
+
+    def __init__(self, extent: lalr.Extent, children: list[Any]) -> None:
+        self.extent = extent
+        self.parts = [child for child in children if isinstance(child, _Part)]
+
+
+def _too_deep(text: str, start: str) -> lalr.Extent:
+    """The first part of the tree below MAX_DEPTH levels; there is one."""
+    tree, _ = lalr.parse(load(start), text, lambda name: _Part)
     stack = [(tree, 1)]
-    while stack:
+    while True:
         part, depth = stack.pop()
-        if depth > MAX_DEPTH and not part.meta.empty:
-            return part
-        stack.extend((child, depth + 1) for child in reversed(part.children) if isinstance(child, Tree))
-    return None
+        if depth > MAX_DEPTH:
+            extent: lalr.Extent = part.extent
+            return extent
+        stack.extend((child, depth + 1) for child in reversed(part.parts))

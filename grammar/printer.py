@@ -176,7 +176,9 @@ class Printer:
 
     def Staleness(self, node: nodes.Staleness) -> Doc:
         admit: Doc = [] if node.admit is None else [",", self._optional("admit", node.admit)]
-        return ["staleness", " ", self.doc(node.model), " ", "=", " ", self.doc(node.bound), admit]
+        settings: Doc = [[",", Line(), self.doc(setting)] for setting in node.settings]
+        head: Doc = ["staleness", " ", self.doc(node.model), " ", "=", " ", self.doc(node.bound), admit]
+        return Group(Nest([head, settings])) if node.settings else head
 
     def Trigger(self, node: nodes.Trigger) -> Doc:
         carry: Doc = [] if node.carry is None else [",", self._optional("carry", node.carry)]

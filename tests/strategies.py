@@ -116,7 +116,7 @@ stages = st.lists(
 schedule_items: st.SearchStrategy[nodes.ScheduleItem] = st.one_of(
     st.builds(nodes.Pool, idents, expressions, settings, st.just(SPAN)),
     st.builds(nodes.Place, stages, idents, settings, st.just(SPAN)),
-    st.builds(nodes.Staleness, idents, expressions, st.none() | idents, st.just(SPAN)),
+    st.builds(nodes.Staleness, idents, expressions, st.none() | idents, settings, st.just(SPAN)),
     st.builds(nodes.Trigger, idents, expressions, st.none() | idents, st.just(SPAN)),
     st.just(nodes.Auto(SPAN)),
 )

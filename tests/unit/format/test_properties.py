@@ -15,7 +15,8 @@ from rlflow.diagnostics import SourceFile
 from rlflow.grammar import nodes
 from rlflow.grammar.comments import comments_of
 from rlflow.grammar.format import format_text, shape
-from rlflow.grammar.parse import _lark, parse, parse_expression
+from rlflow.grammar.generate import lark_parser
+from rlflow.grammar.parse import parse, parse_expression
 from rlflow.grammar.printer import print_tree
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +60,7 @@ def tokens(text: str) -> list[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
     at = 0
-    for token in _lark("start").parse_interactive(text).iter_parse():
+    for token in lark_parser("start").parse_interactive(text).iter_parse():
         if token.type == "_INLINE_IF":
             gap, before = found.pop()
             found.append((gap, before + str(token)))
