@@ -14,6 +14,7 @@ Columns by name (dtype, per row or per token):
             without special tokens · truncated bool: max_new was reached without an end token · version int64: of the
             weights that sampled · after a multi-turn stage also mask int64/token: 0 = a token of the environment,
             turns int64
+            Where ranks share a group (`Batch.share`), group counts over the whole step.
   selected  samples with score float: what they were selected by. `group` is numbered anew · round int64, after a refill
             only: which taking of prompts the row is from, see stages/selection.py
 
@@ -76,12 +77,43 @@ class Packed:
 Column = Packed | np.ndarray | list[Any]
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which samples of a step's `prompts` are those of `rank`, one of `ranks`, where prompts do not divide over ranks.
+
+    Every rank has an equal part of the samples in the order of the prompts, so that a group may lie on several.
+    """
+
+    prompts: int
+    rank: int
+    ranks: int
+
+    @property
+    def touched(self) -> range:
+        """Numbers of the prompts that the rank has samples of."""
+        return range(self.rank * self.prompts // self.ranks, -(-(self.rank + 1) * self.prompts // self.ranks))
+
+    @property
+    def begun(self) -> range:
+        """Numbers of the prompts whose first sample is the rank's: every prompt is begun on exactly one rank."""
+        return range(-(-self.rank * self.prompts // self.ranks), -(-(self.rank + 1) * self.prompts // self.ranks))
+
+    def samples(self, n: int) -> range:
+        """Numbers in the whole step of the rank's samples, `n` per prompt."""
+        total = self.prompts * n
+        return range(self.rank * total // self.ranks, (self.rank + 1) * total // self.ranks)
+
+
 @dataclass
 class Batch:
-    """Rows with named columns; see the module's text for the names."""
+    """Rows with named columns; see the module's text for the names.
+
+    `share` None: every group is whole. Otherwise other ranks may have samples of the same groups.
+    """
 
     rows: int
     columns: dict[str, Column] = field(default_factory=dict)
+    share: Share | None = None
 
     def packed(self, name: str) -> Packed:
         column = self.columns[name]
@@ -99,7 +131,7 @@ class Batch:
         return column
 
     def with_columns(self, **columns: Column) -> Batch:
-        return Batch(self.rows, {**self.columns, **columns})
+        return Batch(self.rows, {**self.columns, **columns}, self.share)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> Batch:
         """The given rows of every column, in the given order."""
@@ -112,7 +144,7 @@ class Batch:
                 columns[name] = column[chosen]
             else:
                 columns[name] = [column[i] for i in chosen]
-        return Batch(len(chosen), columns)
+        return Batch(len(chosen), columns, self.share)
 
     @classmethod
     def concat(cls, batches: Sequence[Batch]) -> Batch:

@@ -1,8 +1,9 @@
 """Checkpoints of a run: a Hugging Face folder per trained model, and what training needs to go on.
 
 `checkpoints/global_step_N/` holds `<model>/` (config, safetensors, tokenizer; of a value model the body and its head,
-see heads.py), `<model>.training.pt` (optimizer) and `state.json` (step, cursors, versions, seed, data fingerprints). It
-is written beside its place and renamed, so a checkpoint is whole or not there;
+see heads.py; of a model with adapters the folder `adapter/`, and in the last checkpoint of a run the merged weights
+too), `<model>.training.pt` (optimizer) and `state.json` (step, cursors, versions, seed, data fingerprints). It is
+written beside its place and renamed, so a checkpoint is whole or not there;
 `latest_checkpointed_iteration.txt` names the newest.
 """
 
@@ -23,8 +24,11 @@ from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 
 
-def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
-    """Write the state after `step` steps; returns the checkpoint's folder. RLF5010 when the disk refuses."""
+def save_checkpoint(state: RankState, folder: Path, step: int, merged: bool = False) -> Path:
+    """Write the state after `step` steps; returns the checkpoint's folder. RLF5010 when the disk refuses.
+
+    `merged`: of models with adapters also the weights with the adapters added, which no resume needs.
+    """
     target = checkpoint_path(folder, step)
     building = folder / f".global_step_{step}.partial"
     try:
@@ -35,7 +39,7 @@ def save_checkpoint(state: RankState, folder: Path, step: int) -> Path:
             model = state.models.get(declared.name)
             if model is None or model.trainer is None or not declared.trainable:
                 continue
-            save_model(model.loaded, building / declared.name)
+            save_model(model.loaded, building / declared.name, merged)
             torch.save(model.trainer.state_dict(), building / f"{declared.name}.training.pt")
             versions[declared.name] = model.version
         body = {
@@ -79,8 +83,7 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
             training = torch.load(source / f"{name}.training.pt", weights_only=True)
             model.trainer.load_state_dict(training)
             model.version = version
-            if model.engine is not None:
-                model.engine.load_weights(version)
+            model.restart(version)
         state.cursors = {name: int(cursor) for name, cursor in body["cursors"].items()}
         state.seed = int(body["seed"])
     except RunFailure:

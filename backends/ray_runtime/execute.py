@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from rlflow.backends.ray_runtime.batch import Share
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
@@ -73,18 +75,23 @@ class Interpreter:
         assert isinstance(op, Take)
         state = self._state
         data_set = state.data[op.data]
+        training = stage.phase == "step"
         if op.count is None:
             batch = data_set.all()
-            batch = batch.select(np.array_split(np.arange(batch.rows), state.world)[state.rank])
         else:
-            training = stage.phase == "step"
             # An evaluation sees the same first rows every time, and takes none away from training.
             batch, cursor = data_set.take(state.cursors[op.data] if training else 0, op.count, state.seed)
             if training:
                 state.cursors[op.data] = cursor
-            batch = batch.select(np.array_split(np.arange(batch.rows), state.world)[state.rank])
+        if training and batch.rows % state.world:
+            # Samples are shared out, not prompts. A prompt that several ranks sample from is counted on the first.
+            share = Share(batch.rows, state.rank, state.world)
+            counted = batch.select(share.begun)
+            batch = replace(batch.select(share.touched), share=share)
+        else:
+            batch = counted = batch.select(np.array_split(np.arange(batch.rows), state.world)[state.rank])
         self._frame.put(stage, batch)
-        return len(batch.packed("prompt_ids").values)
+        return len(counted.packed("prompt_ids").values)
 
     def _call(
         self, handlers: Handlers, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics
@@ -113,10 +120,7 @@ class Interpreter:
             self._frame = outer
 
     def _publish(self, model: str) -> None:
-        state = self._state.models[model]
-        state.version += 1
-        if state.engine is not None:
-            state.engine.load_weights(state.version)
+        self._state.publish(model)
 
     def _version(self, stage_id: str) -> int | None:
         model = getattr(self._stages[stage_id].op, "model", None) if stage_id in self._stages else None

@@ -26,9 +26,29 @@ def response_log_probs(
 
     `limit`: logits computed at once; beyond it the head runs in chunks, whose logits backward computes again.
     """
+    hidden = response_hidden(model, compute, micro)
+    return hidden_log_probs(model, compute, hidden, micro, temperature, spread, limit=limit)
+
+
+def response_hidden(model: Any, compute: Compute, micro: MicroBatch) -> torch.Tensor:
+    """Last hidden states at the positions that predict the response tokens: [tokens, hidden]."""
     with autocast(model, compute):
         hidden = model.get_decoder()(input_ids=micro.ids.to(model.device), use_cache=False).last_hidden_state
-        hidden = hidden.flatten(0, 1)[micro.read.to(model.device)]
+    return hidden.flatten(0, 1)[micro.read.to(model.device)]
+
+
+def hidden_log_probs(
+    model: Any,
+    compute: Compute,
+    hidden: torch.Tensor,
+    micro: MicroBatch,
+    temperature: float,
+    spread: Spread,
+    *,
+    limit: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `response_log_probs`, from what `response_hidden` gave."""
+    with autocast(model, compute):
         targets = micro.targets.to(model.device)
         rows = max(1, limit // model.config.vocab_size)
         if len(hidden) <= rows:
@@ -55,9 +75,7 @@ def _head(
 
 def response_values(model: Any, compute: Compute, micro: MicroBatch) -> torch.Tensor:
     """A value model's estimate before each response token, at the position that predicts it: float32 [tokens]."""
-    with autocast(model, compute):
-        hidden = model.get_decoder()(input_ids=micro.ids.to(model.device), use_cache=False).last_hidden_state
-    return model.value(hidden.flatten(0, 1)[micro.read.to(model.device)])
+    return model.value(response_hidden(model, compute, micro))
 
 
 def sequence_scores(model: Any, compute: Compute, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -62,9 +62,19 @@ def value_model_of(model: Any) -> ValueHeadModel:
     return ValueHeadModel(body, None if head is None else head.weight.detach()).eval()  # type: ignore[no-any-return]
 
 
+def value_head_on(model: Any) -> ValueHeadModel:
+    """A value model whose body is that of `model` itself: the head is zero, and all else are the very same tensors."""
+    return ValueHeadModel(getattr(model, model.base_model_prefix)).eval()  # type: ignore[no-any-return]
+
+
 def save_value_model(model: ValueHeadModel, folder: Path) -> None:
     """Write body and head into `folder`; see the module's text."""
     model.body.save_pretrained(folder)
+    save_head(model, folder)
+
+
+def save_head(model: ValueHeadModel, folder: Path) -> None:
+    """Write the head alone."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.head.state_dict().items()}
     save_file(tensors, folder / VALUE_HEAD)
 
@@ -73,6 +83,11 @@ def load_value_weights(model: ValueHeadModel, folder: Path) -> None:
     """Overwrite the model's weights with those that `save_value_model` wrote."""
     saved = AutoModel.from_pretrained(folder, dtype=torch.float32)
     model.body.load_state_dict(saved.state_dict())
+    load_head(model, folder)
+
+
+def load_head(model: ValueHeadModel, folder: Path) -> None:
+    """Overwrite the head alone."""
     model.head.load_state_dict(load_file(folder / VALUE_HEAD))
 
 

@@ -22,12 +22,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rlflow.backends.ray_runtime.adapters import Adapters
 from rlflow.backends.ray_runtime.attention import use_short_attention
 from rlflow.backends.ray_runtime.heads import (
     ValueHeadModel,
+    load_head,
     load_value_weights,
+    save_head,
     save_value_model,
     score_is_linear,
+    value_head_on,
     value_model_of,
 )
 from rlflow.backends.ray_runtime.pretrained import WEIGHT_FILES as WEIGHT_FILES
@@ -52,6 +56,10 @@ class LoadedModel:
     pad_id: int
     context: int
     """Largest number of tokens in one sequence."""
+    adapters: Adapters | None = None
+    """What is trained instead of the weights."""
+    critic: ValueHeadModel | None = None
+    """The value model whose body is this model's own; trained with it."""
 
     def __post_init__(self) -> None:
         self._alphabet = _alphabet(self.tokenizer)
@@ -83,46 +91,72 @@ def load_model(source: HfModel | TinyModel | RewardModel | PresetModel, base_dir
             f"the model `{source.name}` is a preset, which has no weights to run with",
             help=("give a checkpoint with hf(...), or compile and simulate only",),
         )
-    if isinstance(source, TinyModel):
-        return _make_tiny(source)
-    folder = find_folder(source.path, base_dir)
-    return _load_reward_folder(folder) if isinstance(source, RewardModel) else _load_folder(folder)
+    if isinstance(source, RewardModel):
+        return _load_reward_folder(find_folder(source.path, base_dir))
+    loaded = _make_tiny(source) if isinstance(source, TinyModel) else _load_folder(find_folder(source.path, base_dir))
+    if source.lora is not None:
+        loaded.adapters = Adapters(loaded.model, source.lora)
+    return loaded
 
 
-def derive(loaded: LoadedModel, kind: Literal["frozen", "value"]) -> LoadedModel:
-    """Another model from the first weights of `loaded`: a copy never trained, or one with a value head."""
-    model = value_model_of(loaded.model) if kind == "value" else copy.deepcopy(loaded.model).requires_grad_(False)
+def derive(loaded: LoadedModel, kind: Literal["frozen", "value", "shared"]) -> LoadedModel:
+    """Another model from the first weights of `loaded`: a copy never trained, or one with a value head.
+
+    With adapters the weights are frozen already: the copy is the model without them, on the same tensors. `shared` is a
+    value head on the body of `loaded` itself, which knows it as its `critic` from then on.
+    """
+    base = loaded.model if loaded.adapters is None else loaded.adapters.base
     derived = copy.copy(loaded)
-    derived.model = model
+    derived.adapters = derived.critic = None
+    if kind == "shared":
+        derived.model = loaded.critic = value_head_on(loaded.model)
+    elif kind == "value":
+        derived.model = value_model_of(base)
+    else:
+        derived.model = base if loaded.adapters is not None else copy.deepcopy(base).requires_grad_(False)
     return derived
 
 
-def save_model(loaded: LoadedModel, folder: Path) -> None:
+def save_model(loaded: LoadedModel, folder: Path, merged: bool = True) -> None:
     """Write a checkpoint that AutoModelForCausalLM and AutoTokenizer load: safetensors, tokenizer, configs.
 
-    A value model: see heads.py.
+    A value model: see heads.py; the head of a critic on the model's own body goes beside it. A model with adapters: the
+    adapters in `adapter/`, and unless `merged` is false the weights with the adapters added.
     """
     folder.mkdir(parents=True, exist_ok=True)
     loaded.tokenizer.save_pretrained(folder)
     if isinstance(loaded.model, ValueHeadModel):
         save_value_model(loaded.model, folder)
         return
+    if loaded.critic is not None:
+        save_head(loaded.critic, folder)
+    model = loaded.model
+    if loaded.adapters is not None:
+        loaded.adapters.save(folder)
+        if not merged:
+            return
+        model = loaded.adapters.merged()
     try:
-        loaded.model.save_pretrained(folder)
+        model.save_pretrained(folder)
     except ValueError:
         # Published generation configs may break transformers' own rules (a temperature without sampling); only the
         # token ids in them matter here.
-        old = loaded.model.generation_config
-        loaded.model.generation_config = GenerationConfig(
+        old = model.generation_config
+        model.generation_config = GenerationConfig(
             eos_token_id=list(loaded.eos_ids), pad_token_id=loaded.pad_id, bos_token_id=old.bos_token_id
         )
-        loaded.model.save_pretrained(folder)
+        model.save_pretrained(folder)
 
 
 def load_weights(loaded: LoadedModel, folder: Path) -> None:
     """Overwrite the weights with those that `save_model` wrote, bit for bit."""
     if isinstance(loaded.model, ValueHeadModel):
         load_value_weights(loaded.model, folder)
+        return
+    if loaded.critic is not None:
+        load_head(loaded.critic, folder)
+    if loaded.adapters is not None:
+        loaded.adapters.load(folder)
         return
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     loaded.model.load_state_dict(saved.state_dict())

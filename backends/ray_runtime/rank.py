@@ -126,8 +126,8 @@ class Rank:
             report = self._evaluate(step, due)
             if report is not None:
                 yield report
-        if step > 0 and self._saved_step != step:
-            self._save(step)
+        if step > 0 and (self._saved_step != step or self._state.has_adapters):
+            self._save(step, merged=True)
         if self._settings.rank == 0:
             yield {"ended": True, "step": step, "checkpoint": f"checkpoints/global_step_{step}" if step else ""}
 
@@ -185,8 +185,11 @@ class Rank:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._state.group)
         return bool(flag.item())
 
-    def _save(self, step: int) -> None:
-        """Rank 0 writes: with data parallelism all ranks hold the same state, which is checked."""
+    def _save(self, step: int, merged: bool = False) -> None:
+        """Rank 0 writes: with data parallelism all ranks hold the same state, which is checked.
+
+        `merged`: with the weights that adapters amount to, for people to take away.
+        """
         if self._state.group is not None:
             digests: list[str] = [""] * self._settings.world
             dist.all_gather_object(digests, weights_digest(self._state), group=self._state.group)
@@ -197,5 +200,5 @@ class Rank:
                     notes=tuple(f"rank {rank}: sha256 {digest[:16]}..." for rank, digest in enumerate(digests)),
                 )
         if self._settings.rank == 0:
-            save_checkpoint(self._state, self._checkpoints, step)
+            save_checkpoint(self._state, self._checkpoints, step, merged)
         self._saved_step = step

@@ -16,6 +16,7 @@ from rlflow.backends.ray_runtime.data_sources import describe
 from rlflow.backends.ray_runtime.reward_process import Loaded, RewardWorker
 from rlflow.backends.ray_runtime.rewards import (
     Attempt,
+    NothingScored,
     Sample,
     Scores,
     Unit,
@@ -97,6 +98,13 @@ class RewardPool:
             self.close()
             raise
 
+    @property
+    def batched(self) -> bool:
+        """Whether the function takes lists of samples, whole groups together. Starts the workers unless they run."""
+        self.open()
+        assert self._loaded is not None
+        return self._loaded.batched
+
     def start(self, samples: Batch) -> Handle:
         """Begin to score `samples` (rows as `generate` made them) and come back at once."""
         self.open()
@@ -132,6 +140,8 @@ class RewardPool:
                 whole.dropped |= {first + row: failure for row, failure in job.known.dropped.items()}
                 first += len(job.chunk)
             return whole.scores(first)
+        except NothingScored:
+            raise  # the workers are well, and other ranks may have scored samples
         except RunFailure:
             self.close()
             raise

@@ -21,7 +21,16 @@ from rlflow.backends.ray_runtime.reward_loading import load_reward
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.sources import OnError
 
-__all__ = ["DROPPED", "NOT_APPLICABLE", "RewardFunction", "Sample", "Scores", "load_reward", "score_rows"]
+__all__ = [
+    "DROPPED",
+    "NOT_APPLICABLE",
+    "NothingScored",
+    "RewardFunction",
+    "Sample",
+    "Scores",
+    "load_reward",
+    "score_rows",
+]
 
 Scores = tuple[np.ndarray, dict[str, list[Any]]]
 """float32 [samples], NaN where the reward does not apply, and the extras by name, one entry per sample (None where a
@@ -33,6 +42,15 @@ DROPPED = "reward_dropped"
 """bool: the sample could not be scored."""
 ERROR = "reward_error"
 """Why not, as text."""
+
+
+class NothingScored(RunFailure):
+    """No sample could be scored. `scores` says so of each: other ranks may have scored theirs."""
+
+    def __init__(self, first: RunFailure, notes: Sequence[str], scores: Scores) -> None:
+        super().__init__(first.code, first.message, notes=notes, help=first.help, trace=first.trace)
+        self.scores = scores
+
 
 Unit = tuple[int, int]
 """Samples (first, last) that one call scores: one sample, or for a batched function many."""
@@ -58,11 +76,11 @@ class Attempt:
             self.dropped.update(dict.fromkeys(range(*unit), failure))
 
     def scores(self, rows: int) -> Scores:
-        """Of all `rows` samples. Raises the first failure when no sample could be scored."""
+        """Of all `rows` samples. Raises NothingScored, made of the first failure, when no sample could be scored."""
         if rows and len(self.dropped) == rows:
             first = self.dropped[0]
             notes = (*first.notes, f"none of the {rows} samples of this step could be scored")
-            raise RunFailure(first.code, first.message, notes=notes, help=first.help, trace=first.trace)
+            raise NothingScored(first, notes, _as_arrays(rows, self.scored, self.dropped))
         return _as_arrays(rows, self.scored, self.dropped)
 
 

@@ -35,19 +35,27 @@ _COMPACT_SHARE = 8
 
 class RolloutEngine:
     """Samples from `loaded`. With compute "fp32" it reads the master weights themselves, so it is never out of date;
-    with "bf16" it holds a copy that `load_weights` refreshes."""
+    with "bf16" it holds a copy that `load_weights` refreshes. Of a model with adapters it holds the weights with the
+    adapters added, and shares the others with the trainer."""
 
     def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"]) -> None:
         self.loaded = loaded
         self.version = 0
         self._model: PreTrainedModel = loaded.model
-        if compute == "bf16":
+        self.digest = ""
+        """Of the weights with adapters that it samples from; empty for a model without."""
+        if loaded.adapters is not None:
+            self._model = loaded.adapters.merged(torch.bfloat16 if compute == "bf16" else torch.float32)
+            self.digest = loaded.adapters.write_merged(self._model)
+        elif compute == "bf16":
             self._model = copy.deepcopy(loaded.model).to(torch.bfloat16).requires_grad_(False)
         self._decoder = make_decoder(self._model)
 
     def load_weights(self, version: int) -> None:
         """Take over the master weights, in place, as `version`."""
-        if self._model is not self.loaded.model:
+        if self.loaded.adapters is not None:
+            self.digest = self.loaded.adapters.write_merged(self._model)
+        elif self._model is not self.loaded.model:
             with torch.no_grad():
                 for mine, master in zip(self._model.parameters(), self.loaded.model.parameters(), strict=True):
                     mine.copy_(master)
@@ -69,6 +77,8 @@ class RolloutEngine:
         is before top-k and top-p cut it; at temperature 0 (greedy) they are taken at temperature 1. Two generate
         stages on the same prompts of one step draw the same numbers unless their seeds differ.
 
+        Of prompts with a share only the share's samples are made; `group` then counts over the whole step.
+
         With `op.environment` the samples are conversations with `environments` (see conversation.py) and have two more
         columns, `mask` and `turns`.
 
@@ -78,9 +88,10 @@ class RolloutEngine:
         ids = [row.numpy() for row in _rows(prompts.packed("prompt_ids"))]
         uids = prompts.array("uid")
         self._check_lengths(ids, uids, op.max_new)
-        samples = len(ids) * op.n
-        tokens = torch.zeros(samples, op.max_new, dtype=torch.int64)
-        logprobs = torch.zeros(samples, op.max_new, dtype=torch.float32)
+        first, own = own_samples(prompts, op.n)
+        # Rows are numbered as if all samples of these prompts were made; those of other ranks stay empty.
+        tokens = torch.zeros(len(ids) * op.n, op.max_new, dtype=torch.int64)
+        logprobs = torch.zeros(len(ids) * op.n, op.max_new, dtype=torch.float32)
         talks: Conversations | None = None
         if op.environment is not None:
             assert environments is not None, f"generate needs the environment `{op.environment}`"
@@ -89,32 +100,37 @@ class RolloutEngine:
             self._decoder.refresh()
             # Prompts of similar length are decoded together, for the least padding.
             order = np.argsort([len(row) for row in ids], kind="stable")
+            order = order[((order + 1) * op.n > own.start) & (order * op.n < own.stop)]
             per_wave = max(1, _MAX_ROWS // op.n)
-            for start in range(0, len(ids), per_wave):
+            for start in range(0, len(order), per_wave):
                 wave = order[start : start + per_wave]
-                logits, rows, draws = self._prefill(ids, uids, wave, op, seed, step)
+                logits, rows, draws = self._prefill(ids, uids, wave, own, op, seed, step)
                 if talks is None:
                     self._decode(logits, rows, draws, op, tokens, logprobs)
                 else:
                     talks.run(logits, rows, draws, _COMPACT_SHARE)
+        mine = slice(own.start, own.stop)
+        tokens, logprobs = tokens[mine], logprobs[mine]
         if talks is None:
             lengths, truncated = response_lengths(tokens, self.loaded.eos_ids)
         else:
-            lengths, truncated = talks.lengths, talks.truncated
+            lengths, truncated = talks.lengths[mine], talks.truncated[mine]
         kept = torch.arange(op.max_new) < lengths[:, None]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         responses = Packed(tokens[kept], offsets)
-        repeated = prompts.select(np.repeat(np.arange(len(ids)), op.n))
+        prompt, sample = np.divmod(np.arange(own.start, own.stop, dtype=np.int64), op.n)
+        repeated = prompts.select(prompt)
         if talks is not None:
-            repeated = repeated.with_columns(mask=Packed(talks.mask[kept], offsets), turns=talks.turns.numpy())
+            mask, turns = talks.mask[mine][kept], talks.turns[mine]
+            repeated = repeated.with_columns(mask=Packed(mask, offsets), turns=turns.numpy())
         return repeated.with_columns(
-            group=np.repeat(np.arange(len(ids), dtype=np.int64), op.n),
-            sample=np.tile(np.arange(op.n, dtype=np.int64), len(ids)),
+            group=first + prompt,
+            sample=sample,
             response_ids=responses,
             logprobs=Packed(logprobs[kept], offsets),
             text=decode_text(self.loaded.tokenizer, responses),
             truncated=truncated.numpy(),
-            version=np.full(samples, version, dtype=np.int64),
+            version=np.full(len(own), version, dtype=np.int64),
         )
 
     def _check_lengths(self, ids: list[np.ndarray], uids: np.ndarray, max_new: int) -> None:
@@ -132,10 +148,10 @@ class RolloutEngine:
                 )
 
     def _prefill(
-        self, ids: list[np.ndarray], uids: np.ndarray, wave: np.ndarray, op: Generate, seed: int, step: int
+        self, ids: list[np.ndarray], uids: np.ndarray, wave: np.ndarray, own: range, op: Generate, seed: int, step: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Read the prompts numbered `wave`. By row of the cache: the first token's logits, the sample's number in the
-        batch (int64, on the CPU) and its draws [rows, max_new], None when greedy."""
+        batch (int64, on the CPU), which is in `own`, and its draws [rows, max_new], None when greedy."""
         device = self._model.device
         # Equal prompts are prefilled once, whoever asked for them.
         unique: dict[bytes, int] = {}
@@ -147,13 +163,15 @@ class RolloutEngine:
             padded[index, width - len(row) :] = row
         lengths = torch.tensor([len(row) for row in distinct], device=device)
 
-        rows = torch.from_numpy((wave[:, None] * op.n + np.arange(op.n)).reshape(-1))
+        grid = (wave[:, None] * op.n + np.arange(op.n)).reshape(-1)
+        mine = (grid >= own.start) & (grid < own.stop)
+        rows = torch.from_numpy(grid[mine])
         draws: torch.Tensor | None = None
         if op.temperature > 0:
-            streams = [uniforms(seed, step, int(uids[i]), s, op.max_new) for i in wave for s in range(op.n)]
+            streams = [uniforms(seed, step, int(uids[row // op.n]), row % op.n, op.max_new) for row in rows.tolist()]
             draws = torch.from_numpy(np.stack(streams)).to(device)
         logits = self._decoder.prefill(torch.from_numpy(padded).to(device), lengths, op.max_new)
-        repeat = torch.tensor(source, device=device).repeat_interleave(op.n)
+        repeat = torch.from_numpy(np.repeat(source, op.n)[mine]).to(device)
         logits = logits[repeat]
         if op.max_new > 1 or op.environment is not None:
             self._decoder.select(repeat)
@@ -197,6 +215,16 @@ class RolloutEngine:
                 draws = None if draws is None else draws[alive]
                 done = torch.zeros(len(rows), dtype=torch.bool, device=device)
             logits = self._decoder.step(chosen)
+
+
+def own_samples(prompts: Batch, n: int) -> tuple[int, range]:
+    """The first prompt's number in the whole step, and which of the prompts' samples (prompt by prompt, `n` each, from
+    0 on) are this rank's: all, unless the prompts have a share."""
+    share = prompts.share
+    if share is None:
+        return 0, range(prompts.rows * n)
+    first, whole = share.touched.start, share.samples(n)
+    return first, range(whole.start - first * n, whole.stop - first * n)
 
 
 def _rows(packed: Packed) -> list[torch.Tensor]:

@@ -13,12 +13,13 @@ from rlflow.backends.ray_runtime.data import DataSet, open_data
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
+from rlflow.backends.ray_runtime.published import PublishCheck
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train, ValueModel, Values
-from rlflow.plan import DataDecl, Plan
+from rlflow.plan import DataDecl, Plan, Stage
 
 SMALL = 5_000_000
 """Parameters of all models together below which a rank computes with one thread."""
@@ -33,6 +34,16 @@ class ModelState:
     version: int = 0
     engine: RolloutEngine | None = None
     trainer: Trainer | None = None
+    check: PublishCheck | None = None
+    """Of a model with adapters that is sampled from."""
+
+    def restart(self, version: int) -> None:
+        """Go on from weights that were loaded into the master copy."""
+        self.version = version
+        if self.engine is not None:
+            self.engine.load_weights(version)
+            if self.check is not None:
+                self.check.restart(self.engine.digest)
 
 
 @dataclass
@@ -56,32 +67,67 @@ class RankState:
     def load_models(self) -> None:
         """Load what the pool's stages use. Frozen copies and value models are made before anything trains."""
         built: dict[str, LoadedModel] = {}
-        for declared in self.plan.models:
-            stages = [
-                s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == declared.name
-            ]
+        used = {declared.name: self._stages_of(declared.name) for declared in self.plan.models}
+        for name, stages in used.items():
+            if stages:
+                with blame(stages[0].id):
+                    self._build(name, built)
+        for name in used:
+            if self._owner(name) in built:
+                self._build(name, built)
+        # After all of them: a trainer also trains the value heads that were put on its model.
+        for name, stages in used.items():
             if not stages:
                 continue
-            with blame(stages[0].id):
-                loaded = self._build(declared.name, built)
-            state = ModelState(loaded, self._compute(declared.name))
+            state = ModelState(built[name], self._compute(name))
             if any(isinstance(s.op, Generate) for s in stages):
-                state.engine = RolloutEngine(loaded, state.compute)
+                state.engine = RolloutEngine(state.loaded, state.compute)
+                if state.loaded.adapters is not None:
+                    state.check = PublishCheck(name, state.engine.digest)
             if any(isinstance(s.op, Train | Logprobs | Values) for s in stages):
-                state.trainer = Trainer(loaded, state.compute)
-            self.models[declared.name] = state
+                state.trainer = Trainer(state.loaded, state.compute)
+            self.models[name] = state
         self._check_tokenizers()
         if sum(_parameters(model.loaded) for model in self.models.values()) < SMALL:
             # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for
             # the next one: with other processes on the machine a step takes ten times as long.
             torch.set_num_threads(1)
 
+    def _stages_of(self, model: str) -> list[Stage]:
+        """The stages of this pool that compute with a model."""
+        return [s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == model]
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether a trained model has adapters."""
+        return any(getattr(m.source, "lora", None) is not None for m in self.plan.models if m.trainable)
+
+    def _owner(self, model: str) -> str | None:
+        """The model on whose body this one is a value head; None for a model with weights of its own."""
+        source = self.plan.model(model).source
+        return source.of if isinstance(source, ValueModel) and source.shared else None
+
+    def publish(self, model: str) -> None:
+        """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""
+        state = self.models[model]
+        state.version += 1
+        for name, other in self.models.items():
+            if self._owner(name) == model:
+                other.version = state.version
+        if state.engine is not None:
+            state.engine.load_weights(state.version)
+            if state.check is not None and state.trainer is not None:
+                state.check.publish(state.engine.digest, state.trainer.moved)
+        if state.trainer is not None:
+            state.trainer.moved = False
+
     def _build(self, name: str, built: dict[str, LoadedModel]) -> LoadedModel:
         """The model `name`, read or derived once."""
         if name not in built:
             source = self.plan.model(name).source
             if isinstance(source, FrozenModel | ValueModel):
-                built[name] = derive(self._build(source.of, built), source.kind)
+                kind = "shared" if self._owner(name) is not None else source.kind
+                built[name] = derive(self._build(source.of, built), kind)
             else:
                 built[name] = load_model(source, self.base_dir)
         return built[name]

@@ -8,7 +8,7 @@ here needs a mask.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from rlflow.backends.ray_runtime.algorithms import distill, imitation, policy, preference, sequence
 from rlflow.backends.ray_runtime.algorithms.aggregate import aggregate, token_weights
+from rlflow.backends.ray_runtime.algorithms.correction import correction_metrics, importance_weights
 from rlflow.backends.ray_runtime.algorithms.kl import kl_estimate
 from rlflow.backends.ray_runtime.algorithms.losses import ppo_clip
 from rlflow.backends.ray_runtime.algorithms.rows import row_means, row_sums
@@ -23,7 +24,22 @@ from rlflow.backends.ray_runtime.algorithms.token_sum import row_weights, token_
 from rlflow.backends.ray_runtime.algorithms.value import value_clip
 from rlflow.backends.ray_runtime.batch import Packed
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences
-from rlflow.ir.ops import Cispo, Distill, Dpo, Entropy, Gspo, Kl, LossTerm, Nll, PpoClip, Reinforce, Train, ValueClip
+from rlflow.ir.losses import POLICY_TERMS
+from rlflow.ir.ops import (
+    Cispo,
+    Distill,
+    Dpo,
+    Entropy,
+    Gspo,
+    Kl,
+    LossTerm,
+    Nll,
+    PpoClip,
+    Reinforce,
+    Train,
+    TruncatedIs,
+    ValueClip,
+)
 
 Found = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
@@ -43,11 +59,13 @@ class Inputs:
     row_factors: torch.Tensor | None
     """[rows]: the flow's own weight of each sample; already in `weights`"""
     columns: dict[str, torch.Tensor]
-    """[tokens] each: advantages, old, reference, teacher, returns, values"""
+    """[tokens] each: advantages, old, behaviour, reference, teacher, returns, values"""
     total_tokens: float
     """counted tokens of the whole mini-batch"""
     total_rows: float
     """counted samples of the whole mini-batch"""
+    estimates: torch.Tensor | None = None
+    """[tokens], carries the gradient: those of a value model, or of a value head on the policy's body"""
 
     @property
     def before(self) -> torch.Tensor:
@@ -195,13 +213,13 @@ def _dpo(term: Dpo, m: Inputs) -> Found:
 
 
 def _value_clip(term: ValueClip, m: Inputs) -> Found:
-    old = m.columns.get("values")
-    found = value_clip(m.predicted, m.predicted.detach() if old is None else old, m.column("returns", term), term.clip)
+    old, values = m.columns.get("values"), m.predicted if m.estimates is None else m.estimates
+    found = value_clip(values, values.detach() if old is None else old, m.column("returns", term), term.clip)
     value = aggregate(found.loss, m.weights)
     return value, {
         "critic/vf_loss": value,
         "critic/vf_clipfrac": m.share(found.clipped),
-        "critic/vpred_mean": m.share(m.predicted.detach()),
+        "critic/vpred_mean": m.share(values.detach()),
     }
 
 
@@ -220,15 +238,40 @@ _TERMS: dict[str, tuple[Callable[[Any, Inputs], Found], tuple[str, ...]]] = {
 
 
 def evaluate_terms(op: Train, m: Inputs) -> Found:
-    """The weighted sum of the terms, and each term's metrics; names of equal terms add up."""
+    """The weighted sum of the terms, and each term's metrics; names of equal terms add up.
+
+    With a correction the terms that assume fresh samples are weighted for the policy that sampled.
+    """
     loss = m.predicted.new_zeros(())
     metrics: dict[str, torch.Tensor] = {}
+    corrected = m
+    if isinstance(op.correction, TruncatedIs):
+        corrected, metrics = _corrected(op.correction, m)
     for term in op.loss:
-        value, found = _TERMS[term.kind][0](term, m)
+        value, found = _TERMS[term.kind][0](term, corrected if term.kind in POLICY_TERMS else m)
         loss = loss + term.weight * value
         for name, part in found.items():
             metrics[name] = metrics[name] + part if name in metrics else part
     return loss, metrics
+
+
+def _corrected(by: TruncatedIs, m: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
+    """The inputs with every token's weight times min(old / behaviour, cap), which carries no gradient."""
+    if "behaviour" not in m.columns:
+        raise ValueError("a correction needs the log-probabilities that the samples were drawn with")
+    found = importance_weights(
+        m.before, m.columns["behaviour"], m.lengths, level=by.level, cap=by.cap, outside=by.outside
+    )
+    factors = m.row_factors
+    if by.level != "token":  # terms with one ratio for a response take the weight of the response
+        bounded = found.raw if by.cap is None else found.raw.clamp(max=by.cap)
+        kept = bounded if by.outside == "truncate" else torch.where(found.outside, 0.0, found.raw)
+        factors = kept if factors is None else factors * kept
+    measured = correction_metrics(
+        found, m.lengths, level=by.level, total_tokens=m.total_tokens, total_rows=m.total_rows
+    )
+    metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in measured.items()}
+    return replace(m, weights=m.weights * found.weights, row_factors=factors), metrics
 
 
 def metric_names(op: Train, family: str) -> tuple[str, ...]:
@@ -237,6 +280,8 @@ def metric_names(op: Train, family: str) -> tuple[str, ...]:
     The same on every rank, whether or not it holds samples of a mini-batch. `family` is actor or critic.
     """
     names = [f"{family}/loss"] + (["actor/entropy"] if family == "actor" else [])
+    if isinstance(op.correction, TruncatedIs):
+        names += [f"correction/{op.correction.level}_{what}" for what in ("weight_mean", "outside_share")]
     for term in op.loss:
         dual = isinstance(term, PpoClip) and term.dual is not None
         names += [name for name in _TERMS[term.kind][1] if dual or name != "actor/pg_clipfrac_lower"]

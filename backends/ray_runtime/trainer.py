@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
-from rlflow.backends.ray_runtime.forward import Spread, response_log_probs, response_values
+from rlflow.backends.ray_runtime.forward import Spread, hidden_log_probs, response_hidden, response_values
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch_pairs, minibatch_rows
 from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, metric_names, micro_weights
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import AdamW, Dpo, Entropy, Train
+from rlflow.ir.ops import AdamW, Behaviour, Dpo, Entropy, Train, TruncatedIs, ValueClip
 
 _LOGITS_LIMIT = 1 << 26
 """Logits computed at once. Beyond it the head runs in chunks, whose logits backward computes again."""
@@ -36,7 +36,10 @@ class Trainer:
         self.updates = 0
         self.family = "critic" if isinstance(loaded.model, ValueHeadModel) else "actor"
         """Which family of metrics, verl's word."""
-        self._parameters = [p for p in loaded.model.parameters() if p.requires_grad]
+        self.moved = False
+        """Whether an update with a gradient and a learning rate came since the last publish."""
+        head = [] if loaded.critic is None else list(loaded.critic.head.parameters())
+        self._parameters = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
         self._optimizer: torch.optim.AdamW | None = None
         self._pending_state: dict[str, Any] | None = None
 
@@ -60,19 +63,22 @@ class Trainer:
         out = torch.empty(tokens) if sequences.counted is None else torch.zeros(tokens)
         for micro in sequences.micro_batches(np.arange(samples.rows), budget):
             with torch.no_grad():
-                predicted, _ = self._forward(micro, temperature)
+                predicted, _, _ = self._forward(micro, temperature)
             out[torch.from_numpy(micro.source)] = predicted.cpu()
         return Packed(out, sequences.responses.offsets)
 
     def _forward(
-        self, micro: MicroBatch, temperature: float, spread: Spread = "none"
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predictions [tokens] that carry the gradient, and the policy's entropies if asked for."""
+        self, micro: MicroBatch, temperature: float, spread: Spread = "none", critic: ValueHeadModel | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Predictions [tokens] that carry the gradient, the policy's entropies if asked for, and the estimates
+        [tokens] of a value head on the policy's own body, from the same pass through it."""
         model = self.loaded.model
         if self.family == "critic":
             values = response_values(model, self.compute, micro)
-            return values, values.new_zeros(0)
-        return response_log_probs(model, self.compute, micro, temperature, spread, limit=_LOGITS_LIMIT)
+            return values, values.new_zeros(0), values
+        hidden = response_hidden(model, self.compute, micro)
+        logp, entropies = hidden_log_probs(model, self.compute, hidden, micro, temperature, spread, limit=_LOGITS_LIMIT)
+        return logp, entropies, None if critic is None else critic.value(hidden)
 
     # --- updates --------------------------------------------------------------------------------------------------
 
@@ -138,6 +144,10 @@ class Trainer:
         if group is not None:
             dist.all_reduce(totals, group=group)
         columns = {"reference": reference, "old": old, "teacher": teacher, "returns": returns, "values": values}
+        if isinstance(op.correction, TruncatedIs):
+            columns["behaviour"] = samples.packed("logprobs")
+        elif isinstance(op.correction, Behaviour):
+            columns["old"] = samples.packed("logprobs")
         source = Source(
             sequences,
             {name: column for name, column in columns.items() if column is not None},
@@ -177,13 +187,15 @@ class Trainer:
         for parameter in self._parameters:
             parameter.grad = None
         spread: Spread = "gradient" if any(isinstance(term, Entropy) for term in op.loss) else "value"
+        critic = self.loaded.critic if any(isinstance(term, ValueClip) for term in op.loss) else None
         for micro in source.sequences.micro_batches(rows, op.microbatch_tokens, source.unit):
-            predicted, entropies = self._forward(micro, op.temperature, spread)
+            predicted, entropies, estimates = self._forward(micro, op.temperature, spread, critic)
             lengths = micro.lengths.to(device)
             factors = None if source.factors is None else source.factors[torch.from_numpy(micro.rows)].to(device)
             weights = micro_weights(op, lengths, factors, total_tokens=total_tokens, total_rows=total_rows)
+            columns = source.gather(micro, device)
             inputs = Inputs(
-                predicted, entropies, lengths, weights, factors, source.gather(micro, device), total_tokens, total_rows
+                predicted, entropies, lengths, weights, factors, columns, total_tokens, total_rows, estimates
             )
             loss, found = evaluate_terms(op, inputs)
             if self.family == "actor":
@@ -228,6 +240,7 @@ class Trainer:
             parameter_group["lr"] = rate
         optimizer.step()
         self.updates += 1
+        self.moved |= grad_norm > 0 and rate > 0
         return {**values, f"{self.family}/grad_norm": grad_norm, f"{self.family}/lr": rate}
 
     def _reduce_gradients(self, group: dist.ProcessGroup) -> None:

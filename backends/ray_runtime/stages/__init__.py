@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlflow.backends.ray_runtime.stages import advantages, columns, inference, selection, training
+from rlflow.backends.ray_runtime.stages import advantages, columns, inference, scores, selection, training
 from rlflow.backends.ray_runtime.stages.call import Handlers
 
 RUN: Handlers = {
@@ -10,7 +10,7 @@ RUN: Handlers = {
     "logprobs": inference.logprobs,
     "values": inference.values,
     "model_score": inference.model_score,
-    "score": columns.start_score,
+    "score": scores.start_score,
     "combine": columns.combine,
     "field": columns.field_of,
     "kl_reward": columns.kl_reward,
@@ -27,5 +27,5 @@ RUN: Handlers = {
 }
 """What `run` does, by the op's kind."""
 
-WAIT: Handlers = {"score": columns.collect_score}
+WAIT: Handlers = {"score": scores.collect_score}
 """What `wait` does for ops whose `run` only starts them."""

@@ -14,24 +14,29 @@ from rlflow.backends.ray_runtime.algorithms.moments import moments, whiten
 from rlflow.backends.ray_runtime.algorithms.shaping import score_at_end
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.stages.call import Call, counted_tokens, rows_with_nan, spread
+from rlflow.backends.ray_runtime.stages.groups import Whole, whole_groups
 from rlflow.ir.ops import Gae, GroupNormalize, ReinforcePp, Remax, Rloo
 
 
 def group_normalize(call: Call, op: GroupNormalize) -> np.ndarray:
-    scores, groups = _scores(call), call.rows_of("scores").array("group")
+    whole = _whole(call)
+    scores, groups = whole["scores"], whole["group"]
     if np.isfinite(scores).all():  # one pass over the batch instead of one over every group
-        return _measured(call, plain_group_normalize(scores, groups, std=op.std, epsilon=op.epsilon))
+        return _measured(call, plain_group_normalize(scores, groups, std=op.std, epsilon=op.epsilon)[whole.own])
     found = grouped.valid_group_normalize(scores, groups, std=op.std, epsilon=op.epsilon)
-    return _measured(call, _per_row(call, found))
+    return _measured(call, _per_row(call, found, whole))
 
 
 def rloo(call: Call, op: Rloo) -> np.ndarray:
-    return _measured(call, _per_row(call, grouped.rloo(_scores(call), call.rows_of("scores").array("group"))))
+    whole = _whole(call)
+    return _measured(call, _per_row(call, grouped.rloo(whole["scores"], whole["group"]), whole))
 
 
 def remax(call: Call, op: Remax) -> np.ndarray:
     """The baseline's rows are one greedy sample per prompt of the same prompts, joined by `uid`."""
-    baseline, greedy = call.per_row("baseline"), call.rows_of("baseline").array("uid")
+    rows = call.rows_of("baseline")
+    others = whole_groups(call, rows, baseline=call.per_row("baseline"), uid=rows.array("uid"))
+    baseline, greedy = others["baseline"], others["uid"]
     if len(np.unique(greedy)) != len(greedy):
         raise ValueError("the baseline of remax has several samples of one prompt")
     wanted = call.rows_of("scores").array("uid")
@@ -41,7 +46,8 @@ def remax(call: Call, op: Remax) -> np.ndarray:
     if (found != wanted).any():
         uid = wanted[found != wanted][0]
         raise ValueError(f"the baseline of remax has no sample of the prompt with uid {uid}")
-    return _measured(call, _per_row(call, grouped.remax(_scores(call), baseline[order[place]])))
+    advantages = grouped.remax(_scores(call), baseline[order[place]])
+    return _measured(call, np.where(advantages.counted, advantages.values, np.nan))
 
 
 def reinforce_pp(call: Call, op: ReinforcePp) -> np.ndarray | Packed:
@@ -60,18 +66,19 @@ def reinforce_pp(call: Call, op: ReinforcePp) -> np.ndarray | Packed:
         returns = discounted_returns(rewards, scores.lengths, mask=valid)
         white = whiten(returns, valid, over=call.merged(moments(returns, valid)))
         return _measured_tokens(call, Packed(torch.where(valid > 0, white, _missing(scores, mask)), scores.offsets))
-    scores = _scores(call)
+    responses = rows.packed("response_ids")
+    tokens = responses.lengths if mask is None else torch.bincount(responses.row_ids()[mask > 0], minlength=rows.rows)
+    whole = _whole(call, tokens=tokens.numpy())
+    scores = whole["scores"]
     found = GroupAdvantages(np.nan_to_num(scores.astype(np.float64), nan=0.0), ~np.isnan(scores), 0)
     if op.baseline:
-        found = grouped.valid_group_normalize(scores, rows.array("group"), std=False, epsilon=0.0)
-    responses = rows.packed("response_ids")
-    own = spread(found.values, responses)
-    valid = spread(found.counted, responses) * (1 if mask is None else (mask > 0))
-    over = call.merged(moments(own, valid))
+        found = grouped.valid_group_normalize(scores, whole["group"], std=False, epsilon=0.0)
     # float32 as the tokens' numbers are, so that a sample's number is its tokens' number
-    per_sample = torch.from_numpy(found.values.astype(np.float32))
-    white = whiten(per_sample, torch.from_numpy(found.counted), over=over).numpy().astype(np.float64)
-    return _measured(call, _per_row(call, found._replace(values=white)))
+    per_sample, counted = torch.from_numpy(found.values.astype(np.float32)), torch.from_numpy(found.counted)
+    own = moments(per_sample.repeat_interleave(torch.from_numpy(np.where(found.counted, whole["tokens"], 0))))
+    over = call.merged(own) if rows.share is None else own
+    white = whiten(per_sample, counted, over=over).numpy().astype(np.float64)
+    return _measured(call, _per_row(call, found._replace(values=white), whole))
 
 
 def gae(call: Call, op: Gae) -> Packed:
@@ -102,10 +109,17 @@ def _scores(call: Call) -> np.ndarray:
     return scores
 
 
-def _per_row(call: Call, found: GroupAdvantages) -> np.ndarray:
-    if found.skipped_groups:
+def _whole(call: Call, **more: np.ndarray) -> Whole:
+    """The scores and groups, and what else is needed, of whole groups."""
+    rows = call.rows_of("scores")
+    return whole_groups(call, rows, group=rows.array("group"), scores=_scores(call), **more)
+
+
+def _per_row(call: Call, found: GroupAdvantages, whole: Whole) -> np.ndarray:
+    """The numbers of this rank's samples."""
+    if found.skipped_groups and whole.counts:
         call.metrics.sums["critic/skipped_groups"] += float(found.skipped_groups)
-    return np.where(found.counted, found.values, np.nan)
+    return np.where(found.counted, found.values, np.nan)[whole.own]
 
 
 def _at_end(scores: np.ndarray, rows: Batch, mask: torch.Tensor | None) -> Packed:

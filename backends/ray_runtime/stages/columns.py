@@ -1,8 +1,6 @@
-"""Rewards, and arithmetic on columns."""
+"""Arithmetic on columns."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 import torch
@@ -11,25 +9,9 @@ from rlflow.backends.ray_runtime.algorithms.kl import kl_estimate
 from rlflow.backends.ray_runtime.algorithms.rows import blank
 from rlflow.backends.ray_runtime.algorithms.shaping import score_at_end, soft_overlong_penalty, with_kl_penalty
 from rlflow.backends.ray_runtime.batch import Packed
-from rlflow.backends.ray_runtime.reward_worker import Handle
 from rlflow.backends.ray_runtime.stages.call import Call, counted_tokens, spread
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import Combine, FieldOf, KlReward, Overlong, Score
-
-
-def start_score(call: Call, op: Score) -> Handle:
-    call.started()
-    return call.state.rewards[op.reward].start(call.batch("samples"))
-
-
-def collect_score(call: Call, op: Score) -> np.ndarray:
-    """float32 [samples], of the call that `start_score` began."""
-    handle = call.frame.values[call.stage.id]
-    assert isinstance(handle, Handle)
-    scores, extras = call.state.rewards[op.reward].collect(handle)
-    call.metrics.scores(call.stage.id, scores, extras)
-    call.metrics.call(call.stage, call.step, call.frame.started.pop(call.stage.id), time.time())
-    return scores
+from rlflow.ir.ops import Combine, FieldOf, KlReward, Overlong
 
 
 def combine(call: Call, op: Combine) -> np.ndarray | Packed:

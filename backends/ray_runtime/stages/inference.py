@@ -8,6 +8,7 @@ import torch
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.forward import sequence_scores
 from rlflow.backends.ray_runtime.packing import Sequences
+from rlflow.backends.ray_runtime.rollout import own_samples
 from rlflow.backends.ray_runtime.stages.call import Call, token_count
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate, Logprobs, ModelScore, Values
@@ -27,8 +28,12 @@ def generate(call: Call, op: Generate) -> Batch:
     samples = model.engine.generate(
         prompts, op, seed=call.state.seed, step=stream, version=model.version, environments=environments
     )
-    if samples.rows != prompts.rows * op.n:
-        raise RunFailure("RLF5006", f"generate gave {samples.rows} samples for {prompts.rows} prompts x {op.n}")
+    _, own = own_samples(prompts, op.n)
+    if samples.rows != len(own):
+        raise RunFailure(
+            "RLF5006",
+            f"generate gave {samples.rows} samples, not {len(own)} of {prompts.rows} prompts x {op.n}",
+        )
     call.metrics.samples(samples, call.stage.id)
     call.tokens = token_count(samples)
     return samples

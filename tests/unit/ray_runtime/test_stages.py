@@ -33,17 +33,8 @@ from rlflow.ir.ops import (
     Remax,
     Rloo,
 )
-from rlflow.plan import (
-    Because,
-    Plan,
-    Pool,
-    Program,
-    RankPlace,
-    Source,
-    SpanRef,
-    Stage,
-    Stop,
-)
+from rlflow.plan import Because, Plan, Pool, Program, RankPlace, Source, Stage, Stop
+from rlflow.plan_parts import SpanRef
 
 SPAN = SpanRef(file="a.rlflow", line=1, column=1, end_line=1, end_column=2)
 BECAUSE = Because(reason="written", span=SPAN)

@@ -1,0 +1,170 @@
+"""Low-rank adapters (LoRA) of a model: peft's layers for training, and the weights that they amount to.
+
+Three models look at one set of frozen tensors: the trained one, whose linear layers carry adapters; `base`, which has
+none and is what `frozen(model)` computes with; and copies with the adapters added in (`merged`), for sampling and for
+the checkpoint that people take away. A merged weight is always made anew from the frozen one, so an adapter is never
+applied twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlflow.backends.ray_runtime.data_sources import package
+from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.ops import Lora
+
+FOLDER: Final = "adapter"
+"""Below the model's folder: transformers applies an adapter that it finds beside merged weights once more."""
+BASE_DIGEST: Final = "base.sha256"
+_WEIGHTS: Final = "adapter_model.safetensors"
+_NAME: Final = "default"
+_ATTENTION: Final = ("attn", "attention")
+
+
+class Adapters:
+    """The adapters of one model. Making them changes `model` in place: peft's layers take the place of the linear ones.
+
+    Raises RunFailure: RLF5012 without peft, RLF5013 for a layer that the model does not have.
+    """
+
+    def __init__(self, model: PreTrainedModel, lora: Lora) -> None:
+        peft = package("peft", "torch")
+        targets = target_layers(model, lora.targets)
+        self.base: PreTrainedModel = twin(model).requires_grad_(False)
+        """The model without adapters, on the same tensors."""
+        self._digest = ""
+        config = peft.LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            target_modules=_short_names(model, targets),
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
+            torch.manual_seed(lora.init_seed)
+            self._peft = peft.get_peft_model(model, config)
+        model.eval()
+        self._layers = {name: model.get_submodule(name) for name in targets}
+
+    def effective(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every adapted layer's name in `base` and its weight W + (alpha / rank) B A, float32 [out, in]."""
+        with torch.no_grad():
+            for name, layer in self._layers.items():
+                yield name, layer.get_base_layer().weight + layer.get_delta_weight(_NAME)
+
+    def merged(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """A model of plain layers that computes the same. At float32 it shares every tensor but the adapted ones."""
+        model: PreTrainedModel = twin(self.base)
+        if dtype != torch.float32:
+            model = copy.deepcopy(model).to(dtype)
+        for name, weight in self.effective():
+            model.get_submodule(name).weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        return model.requires_grad_(False)
+
+    def write_merged(self, model: PreTrainedModel) -> str:
+        """Bring a merged model up to date, in place and in its own precision; returns a digest of what it was given.
+
+        The digest is that of the float32 weights, which a step that moves an adapter changes even where bf16 does not
+        resolve the change. It is as fast as reading the weights: a sum of their bit patterns.
+        """
+        digest = hashlib.sha256()
+        with torch.no_grad():
+            for name, weight in self.effective():
+                model.get_submodule(name).weight.copy_(weight)
+                total = int(weight.view(torch.int32).sum(dtype=torch.int64))
+                digest.update(f"{name} {total}\n".encode())
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write `adapter/` in peft's format, and the digest of the weights that it belongs to."""
+        target = folder / FOLDER
+        # peft would look up the base model's embedding size on the hub.
+        self._peft.save_pretrained(str(target), save_embedding_layers=False)
+        (target / BASE_DIGEST).write_text(self.base_digest() + "\n", "utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Take over, bit for bit, the adapters that `save` wrote. RLF5010 when they belong to other weights."""
+        peft = package("peft", "torch")
+        source = folder / FOLDER
+        written = (source / BASE_DIGEST).read_text("utf-8").strip()
+        if written != self.base_digest():
+            raise RunFailure(
+                "RLF5010",
+                f"the adapter in `{source}` was trained beside other weights than the model's",
+                notes=(f"sha256 of the frozen weights then {written[:16]}..., now {self.base_digest()[:16]}...",),
+                help=("put the old model back, or start a new run from the checkpoint's merged weights",),
+            )
+        saved = load_file(source / _WEIGHTS)
+        mine = peft.get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in mine.items()}:
+            raise ValueError(f"{source / _WEIGHTS} holds the adapters of other layers, or of another rank")
+        peft.set_peft_model_state_dict(self._peft, saved)
+
+    def base_digest(self) -> str:
+        """sha256 (hex) of the frozen weights. Computed once: they never change."""
+        if not self._digest:
+            digest = hashlib.sha256()
+            for parameter in self.base.parameters():
+                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+            self._digest = digest.hexdigest()
+        return self._digest
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Another module tree over the very tensors of `model`."""
+    tensors: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, tensors)
+
+
+def target_layers(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list[str]:
+    """Names of the linear layers of the decoder that `targets` means, in the model's order. RLF5013 when it has none.
+
+    The head is none of them: where it is tied to the embedding, an adapter on it could not be merged.
+    """
+    decoder = model.get_decoder()
+    inside = {id(module) for module in decoder.modules()}
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) in inside]
+    if targets == "all_linear":
+        chosen = linear
+    elif targets == "attention":
+        chosen = [n for n in linear if any(word in part for part in n.split(".")[:-1] for word in _ATTENTION)]
+    else:
+        missing = [t for t in targets if not any(_ends(name, t) for name in linear)]
+        if missing:
+            raise _no_layer(model, linear, f"has no linear layer `{missing[0]}` in its decoder")
+        chosen = [name for name in linear if any(_ends(name, target) for target in targets)]
+    if not chosen:
+        raise _no_layer(model, linear, f"has no linear layers that `{targets}` means")
+    return chosen
+
+
+def _ends(name: str, target: str) -> bool:
+    return name == target or name.endswith("." + target)
+
+
+def _no_layer(model: PreTrainedModel, linear: list[str], what: str) -> RunFailure:
+    there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    return RunFailure(
+        "RLF5013",
+        f"model type `{model.config.model_type}` {what}",
+        notes=(f"it has {there}" if there else "it has none at all",),
+        help=("name some of these in `targets` of `lora`",) if there else (),
+    )
+
+
+def _short_names(model: PreTrainedModel, layers: list[str]) -> list[str]:
+    """Last parts of the names, as people write them, where they mean exactly these layers; else the whole names."""
+    short = {name.rpartition(".")[2] for name in layers}
+    meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
+    return sorted(short) if meant == layers else layers
