@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cluster.shape import ModelShape
 from rlflow.cluster.spec import Cluster, Schedule, local_cluster
 from rlflow.diagnostics import Diagnostic, Label, Severity, Span
 from rlflow.ir.flow import Flow, Stage
+from rlflow.values import dataclass
 
 
 @dataclass
@@ -22,6 +24,8 @@ class PassContext:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     shapes: Mapping[str, ModelShape] = field(default_factory=dict)
     """Model to what sharding must divide, where known."""
+    architectures: Mapping[str, Architecture] = field(default_factory=dict)
+    """Model to its architecture, where known: what memory, time and reshards are worked out from."""
 
     def error(
         self,
@@ -36,6 +40,19 @@ class PassContext:
         """Report an error; the pipeline stops after the pass that reported it."""
         labels = () if span is None else (Label(span),)
         self.diagnostics.append(Diagnostic(code, message, labels + related, notes, help))
+
+    def warn(
+        self,
+        code: str,
+        message: str,
+        span: Span | None = None,
+        *,
+        notes: tuple[str, ...] = (),
+        help: tuple[str, ...] = (),
+    ) -> None:
+        """Report a warning; the pipeline goes on."""
+        labels = () if span is None else (Label(span),)
+        self.diagnostics.append(Diagnostic(code, message, labels, notes, help, Severity.WARNING))
 
     @property
     def has_errors(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage
 from rlflow.ir.losses import NEEDS
 from rlflow.ir.ops import Combine, ModelScore, Score, Train
 from rlflow.passes.base import Pass, PassContext
+from rlflow.values import dataclass
 
 _ALWAYS = frozenset({"samples", "old"})
 """Inputs of a train stage that every loss may read."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from rlflow.ir.flow import Edge, EdgeKind, Flow, Node, Stage
 from rlflow.ir.ops import Cispo, Gspo, Logprobs, PpoClip, Train
 from rlflow.ir.typesystem import Field, RowsType
 from rlflow.passes.base import Pass, PassContext
+from rlflow.values import dataclass
 
 PORT = "old"
 

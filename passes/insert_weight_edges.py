@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from rlflow.diagnostics import Label
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage, reads_model
 from rlflow.ir.ops import Train
 from rlflow.passes.base import Pass, PassContext
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class InsertWeightEdges(Pass):
     """Add the weight edges, each with one initial token (the weights the run starts from), and keep readers in front.
 
-    With s = 0 steps of staleness a reader of step i uses version i, made by the training of step i - 1: one token. With
-    s > 0, which takes a pool of its own, it may use a version up to s steps older: 1 + s tokens. In
-    the same step a reader must run before the training that replaces its weights: an order edge where the data do
-    not say so already.
+    A reader of step i uses version i, made by the training of step i - 1; staleness adds tokens later. In the same step
+    a reader must run before the training that replaces its weights: an order edge where the data do not say so
+    already.
     """
 
     name: ClassVar[str] = "insert-weight-edges"
@@ -41,16 +41,23 @@ class InsertWeightEdges(Pass):
                 )
         if context.has_errors:
             return flow
-        permitted = {request.model: request.steps for request in context.schedule.staleness}
         for model, trainer in trainers.items():
             before = _ancestors(flow, trainer.id)
             for node in flow.nodes.values():
-                if reads_model(node.op) != model or node.id == trainer.id:
+                reads = reads_model(node.op)
+                if flow.owner_of(reads) != model or node.id == trainer.id:
                     continue
                 apart = _pool(node) != _pool(trainer)
-                stale = permitted.get(model, 0) if apart and node.phase == STEP else 0
-                edges.append(Edge(trainer.id, node.id, EdgeKind.WEIGHTS, tokens=1 + stale, span=trainer.span))
-                if node.phase == STEP and node.id not in before and not stale:
+                if apart and reads != model:
+                    context.error(
+                        "RLF4003",
+                        f"`{reads}` shares its weights with `{model}`, which trains on the pool `{_pool(trainer)}`",
+                        node.span,
+                        help=(f"place `{reads}` there too, or leave `shared` out for a value model of its own",),
+                    )
+                    continue
+                edges.append(Edge(trainer.id, node.id, EdgeKind.WEIGHTS, tokens=1, span=trainer.span))
+                if node.phase == STEP and node.id not in before:
                     edges.append(Edge(node.id, trainer.id, EdgeKind.ORDER, span=node.span))
         return replace(flow, stage=self.ensures, edges=tuple(edges))
 

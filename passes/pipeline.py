@@ -15,17 +15,33 @@ from rlflow.passes.base import Pass, PassContext
 PASSES: dict[str, tuple[str, str]] = {
     "drop-unused": ("rlflow.passes.drop_unused", "DropUnused"),
     "insert-old-logprobs": ("rlflow.passes.insert_old_logprobs", "InsertOldLogprobs"),
+    "search-placement": ("rlflow.passes.search_placement", "SearchPlacement"),
     "place": ("rlflow.passes.place", "Place"),
+    "parallelize": ("rlflow.passes.parallelize", "Parallelize"),
     "insert-weight-edges": ("rlflow.passes.insert_weight_edges", "InsertWeightEdges"),
+    "relax-staleness": ("rlflow.passes.relax_staleness", "RelaxStaleness"),
+    "insert-reshards": ("rlflow.passes.insert_reshards", "InsertReshards"),
+    "insert-queues": ("rlflow.passes.insert_queues", "InsertQueues"),
     "schedule": ("rlflow.passes.schedule", "ScheduleStages"),
+    "estimate": ("rlflow.passes.estimate", "EstimateStages"),
+    "verify-plan": ("rlflow.passes.verify_plan", "VerifyPlan"),
+    "insert-swaps": ("rlflow.passes.insert_swaps", "InsertSwaps"),
 }
 
 DEFAULT_PIPELINE: tuple[str, ...] = (
     "drop-unused",  # first: nothing is inserted or placed for what is not read
     "insert-old-logprobs",  # before place: what it inserts must be placed too
+    "search-placement",  # before place: what it finds is placed as if it had been written
     "place",
+    "parallelize",  # after place: the pool's size decides what divides
     "insert-weight-edges",  # after place: edges between pools will need reshards
-    "schedule",  # last: everything that takes a slot is there
+    "relax-staleness",  # after the edges whose tokens it raises
+    "insert-reshards",  # after the weight edges: from the layout at one end to that at the other
+    "insert-queues",  # after relax-staleness: capacities follow from its tokens
+    "schedule",  # everything that takes a slot is there
+    "insert-swaps",  # after schedule: what is needed when follows from the order
+    "estimate",  # after insert-swaps: a cache takes what memory leaves it
+    "verify-plan",  # last: the proof of everything that was decided
 )
 
 Observer = Callable[[str, Flow, Flow], None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import ClassVar
 
 from rlflow.ir.flow import STEP, EdgeKind, Flow, Node, Stage
 from rlflow.ir.ops import Score
 from rlflow.passes.base import Pass, PassContext
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

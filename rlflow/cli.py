@@ -6,6 +6,7 @@ Exit codes: 0 ok · 1 problems found, plan refused or run failed · 2 usage or f
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import click
 
 from rlflow import __version__
+from rlflow.commands.diff import diff
 from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
 from rlflow.commands.init import init
+from rlflow.commands.simulate import simulate
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
 
@@ -37,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; always ends in SystemExit."""
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
-        with _problems(debug):
+        with _uncollected(), _problems(debug):
             cli.main(args=argv, prog_name="rlflow", standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -49,10 +52,20 @@ def main(argv: list[str] | None = None) -> None:
 
 
 @contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: compiling makes many values and hardly a cycle, and soon ends."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def _problems(debug: bool) -> Iterator[None]:
     """Turn what the driver raises into text and an exit code; a traceback only with --debug."""
-    from rlflow.passes.pipeline import InternalError
-
     try:
         yield
     except CompileError as error:
@@ -73,19 +86,20 @@ def _problems(debug: bool) -> Iterator[None]:
         name = f" `{error.filename}`" if error.filename else ""
         click.echo(f"rlflow: {error.strerror or error}{name}", err=True)
         raise SystemExit(2) from None
-    except InternalError as error:
-        if debug:
-            raise
-        path = Path("rlflow-internal-error.rlir")
-        with contextlib.suppress(OSError):
-            path.write_text(error.flow_text, "utf-8")
-        click.echo(f"error[RLF9001]: {error}\nThis is a bug of rlflow. The last sound flow is in `{path}`.", err=True)
-        raise SystemExit(70) from None
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     except Exception as error:
+        from rlflow.passes.pipeline import InternalError
+
         if debug:
             raise
+        if isinstance(error, InternalError):
+            path = Path("rlflow-internal-error.rlir")
+            with contextlib.suppress(OSError):
+                path.write_text(error.flow_text, "utf-8")
+            message = f"{error}\nThis is a bug of rlflow. The last sound flow is in `{path}`."
+            click.echo(f"error[RLF9001]: {message}", err=True)
+            raise SystemExit(70) from None
         message = f"error[RLF9001]: {type(error).__name__}: {error}"
         click.echo(f"{message}\nThis is a bug of rlflow; `--debug` shows where.", err=True)
         raise SystemExit(70) from None
@@ -193,7 +207,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (explain, fmt, init):
+for verb in (diff, explain, fmt, init, simulate):
     cli.add_command(verb)
 
 
@@ -317,6 +331,7 @@ def run(
 
     from rlflow.backends.visualizers.progress import Progress
 
+    gc.enable()  # a run lasts
     console = Console(stderr=True, highlight=False, force_terminal=False if plain else None)
     progress = Progress(steps, console)
     progress.start(f"run folder {request.run_dir}")
@@ -420,7 +435,7 @@ def opt(path: Path, options: Options, spec: str) -> None:
         context = PassContext()
     else:
         lowered = driver.lowered(path, options)
-        flow, context = lowered.flow, PassContext(lowered.schedule, lowered.cluster, shapes=lowered.shapes)
+        flow, context = lowered.flow, driver.context_of(lowered)
     if names and flow.stage is not load_pass(names[0]).requires:
         needed = load_pass(names[0]).requires.name
         raise click.UsageError(f"pass {names[0]} needs a flow of stage {needed}, and this one is {flow.stage.name}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from rlflow.grammar.parse import parse
 from rlflow.ir.flow import Flow
 from rlflow.passes.base import PassContext
 from rlflow.passes.pipeline import DEFAULT_PIPELINE, Observer, run_pipeline
+from rlflow.values import dataclass
 
 if TYPE_CHECKING:
     from rlflow.plan import Plan
@@ -56,6 +55,11 @@ def lowered(path: str | Path, options: Options, source: SourceFile | None = None
     )
 
 
+def context_of(start: Lowered) -> PassContext:
+    """What the passes may look at beside the flow."""
+    return PassContext(start.schedule, start.cluster, shapes=start.shapes, architectures=start.architectures)
+
+
 def check(path: str | Path, options: Options | None = None, observe: Observer | None = None) -> Checked:
     """Everything `compile` checks. Raises CompileError with all findings of the phase that failed."""
     options = options or Options()
@@ -66,7 +70,7 @@ def check(path: str | Path, options: Options | None = None, observe: Observer | 
         start = lowered(path, options, source)
         warnings = start.warnings
         files = [source, *(file.source for file in start.files if file.source != source)]
-        context = PassContext(start.schedule, start.cluster, shapes=start.shapes)
+        context = context_of(start)
         flow = run_pipeline(start.flow, context, DEFAULT_PIPELINE, observe)
     except CompileError as error:
         raise CompileError(_suppress(files, (*warnings, *error.diagnostics), [])) from None
@@ -97,7 +101,12 @@ def plan_of(checked: Checked, options: Options) -> Plan:
     texts = [file.path for file in checked.lowered.files if file.path is not None]
     files = [*texts, *checked.lowered.reward_files]
     sources = tuple(Source(path=file.as_posix(), sha256=_sha256(file)) for file in files)
-    provenance = Provenance(__version__, checked.lowered.cluster.name, sources, options.overrides, DEFAULT_PIPELINE)
+    schedule = checked.lowered.schedule
+    written = [pool.span for pool in schedule.pools] + [place.span for place in schedule.places]
+    written += [bound.span for bound in schedule.staleness] + [trigger.span for trigger in schedule.triggers]
+    pins = tuple(sorted({span for span in written if span is not None}, key=lambda span: span.start))
+    cluster = checked.lowered.cluster.name
+    provenance = Provenance(__version__, cluster, sources, options.overrides, DEFAULT_PIPELINE, pins)
     return freeze(checked.flow, provenance)
 
 
@@ -149,6 +158,8 @@ def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
 
 
 def _sha256(path: Path) -> str:
+    import hashlib  # loads OpenSSL, which a check does not need
+
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

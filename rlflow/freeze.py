@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from rlflow.diagnostics import Span
+from rlflow.ir import decisions
+from rlflow.ir.decisions import QueueSpec, Stale
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage, reads_model
 from rlflow.ir.ops import FrozenModel, Score, Take, Train, ValueModel
+from rlflow.ir.updates import updates_of
 from rlflow.plan import (
+    COLLECTIVE_TIMEOUT_S,
     Because,
     Channel,
     DataDecl,
@@ -18,6 +22,7 @@ from rlflow.plan import (
     Instruction,
     Layout,
     ModelDecl,
+    MoveObject,
     Plan,
     Pool,
     Program,
@@ -30,12 +35,24 @@ from rlflow.plan import (
     RunStage,
     SaveCheckpoint,
     Source,
-    SpanRef,
+    StaleReader,
     Stop,
     TakeRows,
     WaitStage,
 )
 from rlflow.plan import Stage as PlanStage
+from rlflow.plan_decisions import (
+    Cadence,
+    Choice,
+    EngineEstimate,
+    MemoryPhase,
+    Pinned,
+    PoolMemory,
+    Reshard,
+    Search,
+    StageEstimate,
+)
+from rlflow.plan_parts import SpanRef
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,8 @@ class Provenance:
     sources: tuple[Source, ...]
     overrides: tuple[str, ...]
     pipeline: tuple[str, ...]
+    pins: tuple[Span, ...] = ()
+    """The lines of the schedule."""
 
 
 def freeze(flow: Flow, provenance: Provenance) -> Plan:
@@ -76,6 +95,24 @@ def freeze(flow: Flow, provenance: Provenance) -> Plan:
         programs=tuple(freezer.programs()),
         channels=tuple(freezer.channels()),
         queues=tuple(freezer.queues()),
+        reshards=tuple(freezer.reshards()),
+        memory=tuple(freezer.memory()),
+        estimates=tuple(freezer.estimates()),
+        cadence=freezer.cadence(),
+        collective_timeout_s=collective_timeout_s(flow),
+        pinned=tuple(Pinned(what=" ".join(span.text.split()), span=span_ref(span)) for span in provenance.pins),
+        choices=tuple(
+            Choice(
+                what=c.what,
+                chosen=c.chosen,
+                runner_up=c.runner_up,
+                reason=c.reason,
+                loss_us=c.loss_us,
+                span=span_ref(c.span),
+            )
+            for c in flow.decided(decisions.Choice)
+        ),
+        search=freezer.search(),
     )
 
 
@@ -87,10 +124,35 @@ def span_ref(span: Span | None) -> SpanRef:
     return SpanRef(file=span.file.name, line=span.line, column=span.column, end_line=end_line, end_column=end_column)
 
 
+def collective_timeout_s(flow: Flow) -> int:
+    """Twice the longest stage or reshard, in whole seconds, and no less than the default: while one rank computes, the
+    others may already wait for it."""
+    times = [estimate.us for estimate in flow.decided(decisions.Estimate)]
+    longest = max([*times, *(reshard.us for reshard in flow.decided(decisions.Reshard))], default=0)
+    return max(COLLECTIVE_TIMEOUT_S, -(-2 * longest // 1_000_000))
+
+
 def _because(node: Node) -> Because:
     if node.inserted_by:
         return Because(reason="old-logprobs", span=span_ref(node.span), inserted_by=node.inserted_by)
     return Because(reason="written", span=span_ref(node.span))
+
+
+def _stale_reader(decision: Stale) -> StaleReader:
+    return StaleReader(
+        stage=decision.stage,
+        steps=decision.steps,
+        permitted=decision.permitted,
+        admit=decision.admit,
+        burst=decision.burst,
+        trigger=decision.trigger,
+        carry=decision.carry,
+        guarantee=decision.guarantee,
+        worst_age=decision.worst_age,
+        drops_data=decision.drops_data,
+        updates=decision.updates,
+        span=span_ref(decision.span),
+    )
 
 
 class _Freezer:
@@ -98,6 +160,7 @@ class _Freezer:
         self._flow = flow
         self._inputs: dict[str, dict[str, str]] = {node_id: {} for node_id in flow.nodes}
         self._readers: dict[str, list[Node]] = {}
+        self._kv_copies = {found.stage: found.copies for found in flow.decided(decisions.KvCopies)}
         for edge in flow.edges:
             if edge.kind is EdgeKind.DATA:
                 self._inputs[edge.dst][edge.port] = edge.src
@@ -120,7 +183,8 @@ class _Freezer:
             op=node.op,
             phase=node.phase,
             pool=node.placement.pool,
-            layout=None if layout is None else Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, ep=layout.ep),
+            layout=None if layout is None else Layout(**asdict(layout)),
+            kv_copies=self._kv_copies.get(node.id, 1),
             inputs=dict(sorted(self._inputs[node.id].items())),
             output=str(node.type),
             because=_because(node),
@@ -134,20 +198,73 @@ class _Freezer:
         return node.placement.pool
 
     def queues(self) -> Iterable[Queue]:
-        """One queue for every result that another pool reads."""
-        flow = self._flow
-        stale = max((e.tokens - 1 for e in flow.edges if e.kind is EdgeKind.WEIGHTS), default=0)
-        for node in flow.nodes.values():
-            for pool in self._readers_elsewhere(node):
-                there = [n.placement.layout for n in flow.nodes.values() if n.placement and n.placement.pool == pool]
-                yield Queue(
-                    id=f"{node.id}->{pool}",
-                    stage=node.id,
-                    source=self.home(node),
-                    target=pool,
-                    capacity=1 + stale,
-                    reads=max((layout.dp for layout in there if layout is not None), default=1),
-                    span=span_ref(node.span),
+        for queue in self._flow.decided(QueueSpec):
+            yield Queue(
+                id=queue.id,
+                stage=queue.stage,
+                source=queue.source,
+                target=queue.target,
+                capacity=queue.capacity,
+                reads=queue.reads,
+                partitions=queue.partitions,
+                trigger=queue.trigger,
+                carry=queue.carry,
+                span=span_ref(queue.span),
+            )
+
+    def reshards(self) -> Iterable[Reshard]:
+        for found in self._flow.decided(decisions.Reshard):
+            values = {field.name: getattr(found, field.name) for field in fields(found)}
+            yield Reshard(**{name: value for name, value in values.items() if name not in ("span", "kind")})
+
+    def estimates(self) -> Iterable[StageEstimate]:
+        for found in self._flow.decided(decisions.Estimate):
+            engine = None
+            if found.engine is not None:
+                values = {field.name: getattr(found.engine, field.name) for field in fields(found.engine)}
+                engine = EngineEstimate(**{name: value for name, value in values.items() if name != "kind"})
+            yield StageEstimate(stage=found.stage, us=found.us, parts=found.parts, engine=engine)
+
+    def search(self) -> Search | None:
+        for found in self._flow.decided(decisions.SearchSummary):
+            values = {field.name: getattr(found, field.name) for field in fields(found)}
+            return Search(**{name: value for name, value in values.items() if name not in ("span", "kind")})
+        return None
+
+    def cadence(self) -> Cadence | None:
+        for found in self._flow.decided(decisions.Cadence):
+            values = {field.name: getattr(found, field.name) for field in fields(found)}
+            return Cadence(**{name: value for name, value in values.items() if name not in ("span", "kind")})
+        return None
+
+    def memory(self) -> Iterable[PoolMemory]:
+        for found in self._flow.decided(decisions.Memory):
+            yield PoolMemory(
+                pool=found.pool,
+                capacity=found.capacity,
+                reserved=found.reserved,
+                host_capacity=found.host_capacity,
+                peak=found.peak,
+                peak_without_swaps=found.peak_without_swaps,
+                phases=tuple(
+                    MemoryPhase(stage=p.stage, us=p.us, bytes=p.bytes, contents=p.contents, host_bytes=p.host_bytes)
+                    for p in found.phases
+                ),
+            )
+
+    def _moves(self, pool: str, before: str) -> Iterable[MoveObject]:
+        """What leaves and comes back in front of a stage, or of a `reshard` or `publish` of a model."""
+        for swap in self._flow.decided(decisions.Swap):
+            if swap.pool == pool and swap.before == before:
+                yield MoveObject(
+                    kind="onload" if swap.action == "rebuild" else swap.action,
+                    id=f"{swap.action}:{swap.object}",
+                    object=swap.object,
+                    bytes=swap.bytes,
+                    from_host=swap.action in ("offload", "onload"),
+                    us=swap.us,
+                    exposed_us=swap.exposed_us,
+                    because=Because(reason="memory", span=span_ref(swap.span), inserted_by="insert-swaps"),
                 )
 
     def _readers_elsewhere(self, node: Node) -> dict[str, list[Node]]:
@@ -207,20 +324,29 @@ class _Freezer:
                         because=self._other_pool(node),
                     )
             model = reads_model(node.op)
-            if model is not None and model not in fresh and self._receives(node):
-                fresh.add(model)
-                prefix = "" if phase == STEP else f"{phase}."
-                yield ReshardWeights(id=f"reshard:{prefix}{model}", model=model, because=self._other_pool(node))
+            if model is not None and self._receives(node):
+                key, readers = self._reshard_of(node, model)
+                if key not in fresh:
+                    fresh.add(key)
+                    if phase == STEP:
+                        yield from self._moves(pool, f"reshard {key}")
+                    prefix = "" if phase == STEP else f"{phase}."
+                    yield ReshardWeights(
+                        id=f"reshard:{prefix}{key}", model=model, readers=readers, because=self._other_layout(node)
+                    )
             if isinstance(node.op, Take):
                 yield TakeRows(id=f"take:{node.id}", stage=node.id, because=_because(node))
                 yield from self._puts(node)
                 continue
+            if phase == STEP:
+                yield from self._moves(pool, node.id)
             yield RunStage(id=f"run:{node.id}", stage=node.id, because=_because(node))
             if isinstance(node.op, Score):
                 pending[node.id] = node
                 continue
             yield from self._puts(node)
             if isinstance(node.op, Train):
+                yield from self._moves(pool, f"publish {node.op.model}")
                 yield PublishWeights(
                     id=f"publish:{node.op.model}",
                     model=node.op.model,
@@ -232,12 +358,37 @@ class _Freezer:
             yield self._wait(node, node)
             yield from self._puts(node)
 
+    def _reshard_of(self, node: Node, model: str) -> tuple[str, tuple[str, ...]]:
+        """The reshard that brings a stage's weights, by id, and its readers; by model where it has no numbers."""
+        for found in self._flow.decided(decisions.Reshard):
+            if node.id in found.readers:
+                return found.id, found.readers
+        assert node.placement is not None
+        assert node.placement.layout is not None
+        place, layout = node.placement.pool, node.placement.layout.weights
+        readers = [
+            other.id
+            for other in self._flow.nodes.values()
+            if reads_model(other.op) == model and other.placement is not None and other.placement.pool == place
+            if other.placement.layout is not None and other.placement.layout.weights == layout and self._receives(other)
+        ]
+        return model, tuple(readers)
+
     def _receives(self, node: Node) -> bool:
         """Whether the weights that a stage reads are trained on another pool or in another layout."""
         for edge in self._flow.edges:
             if edge.kind is EdgeKind.WEIGHTS and edge.dst == node.id:
-                return self._flow.nodes[edge.src].placement != node.placement
+                return self._moves_weights(self._flow.nodes[edge.src], node)
         return False
+
+    def _moves_weights(self, trainer: Node, reader: Node) -> bool:
+        """Whether the reader's devices hold other parts of the weights than those that train."""
+        here, there = trainer.placement, reader.placement
+        assert here is not None
+        assert there is not None
+        if here.pool != there.pool or here.layout is None or there.layout is None:
+            return here.pool != there.pool
+        return here.layout.weights != there.layout.weights
 
     def _puts(self, node: Node) -> Iterable[Instruction]:
         for pool, readers in self._readers_elsewhere(node).items():
@@ -247,6 +398,9 @@ class _Freezer:
                 queue=f"{node.id}->{pool}",
                 because=self._other_pool(readers[0]),
             )
+
+    def _other_layout(self, reader: Node) -> Because:
+        return Because(reason="other-layout", span=span_ref(reader.span), inserted_by="insert-reshards")
 
     def _other_pool(self, reader: Node) -> Because:
         return Because(reason="other-pool", span=span_ref(reader.span), inserted_by="place")
@@ -258,10 +412,16 @@ class _Freezer:
             because=Because(reason="asynchronous-call", span=span_ref(reader.span), inserted_by="schedule"),
         )
 
-    def _transport(self, trainer: Node, edges: list[Edge], compute: str) -> Literal["alias", "cast", "reshard"]:
-        if any(self._flow.nodes[edge.dst].placement != trainer.placement for edge in edges):
+    def _transport(self, trainer: Node, edges: list[Edge]) -> Literal["alias", "cast", "merge", "reshard"]:
+        if any(self._moves_weights(trainer, self._flow.nodes[edge.dst]) for edge in edges):
             return "reshard"
-        return "cast" if compute == "bf16" else "alias"
+        assert isinstance(trainer.op, Train)
+        source = self._flow.models[trainer.op.model].source
+        if getattr(source, "lora", None) is not None:
+            return "merge"
+        while isinstance(source, FrozenModel | ValueModel):
+            source = self._flow.models[source.of].source
+        return "cast" if source.compute == "bf16" else "alias"
 
     def channels(self) -> Iterable[Channel]:
         flow = self._flow
@@ -269,15 +429,13 @@ class _Freezer:
             if not isinstance(node.op, Train):
                 continue
             edges = [e for e in flow.edges if e.kind is EdgeKind.WEIGHTS and e.src == node.id]
-            source = flow.models[node.op.model].source
-            while isinstance(source, FrozenModel | ValueModel):
-                source = flow.models[source.of].source
-            compute = source.compute
-            assert all(reads_model(flow.nodes[e.dst].op) == node.op.model for e in edges)
+            assert all(flow.owner_of(reads_model(flow.nodes[e.dst].op)) == node.op.model for e in edges)
             yield Channel(
                 model=node.op.model,
                 source=node.id,
                 readers=tuple(e.dst for e in edges),
                 max_staleness=max((e.tokens - 1 for e in edges), default=0),
-                transport=self._transport(node, edges, compute),
+                updates=updates_of(flow, node),
+                stale=tuple(_stale_reader(d) for d in flow.decided(Stale) if d.model == node.op.model),
+                transport=self._transport(node, edges),
             )

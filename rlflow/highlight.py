@@ -34,6 +34,7 @@ BUILTINS = tuple(
     sorted(
         {name for table in signatures.DECLARATIONS.values() for name in table}
         | {*signatures.FUNCTIONS, *signatures.LOSSES, *signatures.OPTIMIZERS, *signatures.ON_ERRORS}
+        | {*signatures.ADAPTERS}
     )
 )
 

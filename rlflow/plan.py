@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rlflow.ir.ops import (
     DatasetScorer,
@@ -22,23 +22,21 @@ from rlflow.ir.ops import (
     RewardSource,
     ValueModel,
 )
+from rlflow.plan_decisions import (
+    Cadence,
+    Choice,
+    Pinned,
+    PoolMemory,
+    Reshard,
+    Search,
+    StageEstimate,
+)
+from rlflow.plan_parts import PlanPart, SpanRef
 
 FORMAT: Final = "rlflow.plan"
 FORMAT_VERSION = "1.0"
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SpanRef(_Model):
-    """A place in a source file; lines and columns count from 1, the end is exclusive."""
-
-    file: str
-    line: int
-    column: int
-    end_line: int
-    end_column: int
+COLLECTIVE_TIMEOUT_S: Final = 1800
+"""What HCCL and torch.distributed's gloo wait for by default; ranks may be further apart where a stage takes long."""
 
 
 Reason = Literal[
@@ -48,10 +46,12 @@ Reason = Literal[
     "asynchronous-call",
     "keep-progress",
     "other-pool",
+    "other-layout",
+    "memory",
 ]
 
 
-class Because(_Model):
+class Because(PlanPart):
     """Why an instruction or stage is there. `written` = the user wrote it; the others were inserted by a pass."""
 
     reason: Reason
@@ -60,7 +60,7 @@ class Because(_Model):
     """The pass; empty when written."""
 
 
-class Source(_Model):
+class Source(PlanPart):
     """A file the plan was made from."""
 
     path: str
@@ -73,48 +73,55 @@ RewardSourceField = Annotated[RewardSource, Field(discriminator="kind")]
 OpField = Annotated[Op, Field(discriminator="kind")]
 
 
-class DataDecl(_Model):
+class DataDecl(PlanPart):
     name: str
     source: DataSourceField
     span: SpanRef
 
 
-class ModelDecl(_Model):
+class ModelDecl(PlanPart):
     name: str
     source: ModelSourceField
     trainable: bool
     span: SpanRef
 
 
-class RewardDecl(_Model):
+class RewardDecl(PlanPart):
     name: str
     source: RewardSourceField
     span: SpanRef
 
 
-class EnvironmentDecl(_Model):
+class EnvironmentDecl(PlanPart):
     name: str
     source: EnvironmentSource
     span: SpanRef
 
 
-class Layout(_Model):
-    """Sharding of a model stage over its pool: sizes of the mesh axes."""
+class Layout(PlanPart):
+    """Sharding of a model stage over its pool, as `rlflow.ir.flow.Layout` explains it."""
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    cp: int = 1
+    etp: int = 1
+    vp: int = 1
+    split: tuple[int, ...] = ()
+    sp: bool = False
+    zero: int = 0
+    recompute: Literal["none", "selective", "full"] = "none"
 
 
-class RankPlace(_Model):
+class RankPlace(PlanPart):
     rank: int
     host: str
     index: int
     """Logical device index on the host."""
 
 
-class Pool(_Model):
+class Pool(PlanPart):
     """A named set of devices. `functions` pools hold CPU workers for Python stages and have no instruction list."""
 
     name: str
@@ -122,7 +129,7 @@ class Pool(_Model):
     ranks: tuple[RankPlace, ...]
 
 
-class Stage(_Model):
+class Stage(PlanPart):
     """One node of the flow, placed."""
 
     id: str
@@ -132,6 +139,8 @@ class Stage(_Model):
     pool: str
     layout: Layout | None = None
     """None for stages without a model."""
+    kv_copies: int = 1
+    """Ranks that hold every key-value head, where attention is cut over more ranks than there are heads."""
     inputs: dict[str, str]
     """Port to the stage that produces it."""
     output: str
@@ -139,7 +148,7 @@ class Stage(_Model):
     because: Because
 
 
-class TakeRows(_Model):
+class TakeRows(PlanPart):
     """Bring the stage's rows in: from a data set's cursor."""
 
     kind: Literal["take"] = "take"
@@ -150,7 +159,7 @@ class TakeRows(_Model):
     because: Because
 
 
-class PutRows(_Model):
+class PutRows(PlanPart):
     """Hand the stage's result to a queue that another pool takes from."""
 
     kind: Literal["put"] = "put"
@@ -160,16 +169,18 @@ class PutRows(_Model):
     because: Because
 
 
-class ReshardWeights(_Model):
+class ReshardWeights(PlanPart):
     """Bring the newest permitted version of a model's weights from the layout that trains to the one that reads."""
 
     kind: Literal["reshard"] = "reshard"
     id: str
     model: str
+    readers: tuple[str, ...]
+    """The stages that read in the layout that is made."""
     because: Because
 
 
-class RunStage(_Model):
+class RunStage(PlanPart):
     """Run the stage. On a stage of a `functions` pool the call starts and returns; a `wait` collects it."""
 
     kind: Literal["run"] = "run"
@@ -178,7 +189,7 @@ class RunStage(_Model):
     because: Because
 
 
-class WaitStage(_Model):
+class WaitStage(PlanPart):
     """Block until the asynchronous stage's result is there."""
 
     kind: Literal["wait"] = "wait"
@@ -187,7 +198,7 @@ class WaitStage(_Model):
     because: Because
 
 
-class PublishWeights(_Model):
+class PublishWeights(PlanPart):
     """Make the trained weights the ones every reader of the channel uses; raises the model's version by one."""
 
     kind: Literal["publish"] = "publish"
@@ -196,7 +207,25 @@ class PublishWeights(_Model):
     because: Because
 
 
-class SaveCheckpoint(_Model):
+class MoveObject(PlanPart):
+    """Move one object of every device of the pool: to the host's memory, back, or away. What was dropped comes back
+    empty: an `onload` that is not `from_host` only makes room for it."""
+
+    kind: Literal["offload", "onload", "drop"]
+    id: str
+    object: str
+    """As the memory table names it."""
+    bytes: int
+    """On one device."""
+    from_host: bool = True
+    us: int
+    """Microseconds on the link, by the cost model."""
+    exposed_us: int
+    """The part that no stage hides."""
+    because: Because
+
+
+class SaveCheckpoint(PlanPart):
     """Write a checkpoint after every `every`-th step; 0 = only when the run ends or is interrupted."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -206,12 +235,12 @@ class SaveCheckpoint(_Model):
 
 
 Instruction = Annotated[
-    TakeRows | PutRows | RunStage | WaitStage | ReshardWeights | PublishWeights | SaveCheckpoint,
+    TakeRows | PutRows | RunStage | WaitStage | ReshardWeights | PublishWeights | MoveObject | SaveCheckpoint,
     Field(discriminator="kind"),
 ]
 
 
-class Evaluation(_Model):
+class Evaluation(PlanPart):
     """An instruction list run before the first step, after every `every`-th step (0 = never between) and at the end."""
 
     name: str
@@ -219,7 +248,7 @@ class Evaluation(_Model):
     instructions: tuple[Instruction, ...]
 
 
-class Program(_Model):
+class Program(PlanPart):
     """What the ranks of one pool execute."""
 
     pool: str
@@ -227,7 +256,25 @@ class Program(_Model):
     evaluations: tuple[Evaluation, ...] = ()
 
 
-class Channel(_Model):
+class StaleReader(PlanPart):
+    """As `rlflow.ir.decisions.Stale` explains it."""
+
+    stage: str
+    steps: int
+    permitted: int
+    admit: Literal["in_order", "wait", "slack_edf", "evict", "count"]
+    burst: int = 1
+    trigger: float = 1.0
+    carry: Literal["partial", "finish", "nothing"] = "finish"
+    guarantee: Literal["per_sample", "aggregate"]
+    worst_age: int | None
+    """steps; None = no sample has a bound"""
+    drops_data: bool = False
+    updates: int = 1
+    span: SpanRef
+
+
+class Channel(PlanPart):
     """A weight edge: from the stage that trains a model to the stages that read it."""
 
     model: str
@@ -236,12 +283,17 @@ class Channel(_Model):
     readers: tuple[str, ...]
     max_staleness: int
     """steps"""
-    transport: Literal["alias", "cast", "reshard"]
-    """alias: readers use the trained tensors themselves. cast: readers hold a copy in the compute precision. reshard:
+    updates: int = 1
+    """Optimizer updates in one step, at most."""
+    stale: tuple[StaleReader, ...] = ()
+    """The readers that may use older weights, and what is promised about the age of their samples."""
+    transport: Literal["alias", "cast", "merge", "reshard"]
+    """alias: readers use the trained tensors themselves. cast: readers hold a copy in the compute precision. merge:
+    readers hold the frozen weights with the adapters added to them, in the compute precision. reshard:
     some reader has another pool or layout, and its ranks receive their parts."""
 
 
-class Queue(_Model):
+class Queue(PlanPart):
     """A data edge between pools. `capacity` in batches: one being filled, and one for every step of staleness."""
 
     id: str
@@ -253,15 +305,20 @@ class Queue(_Model):
     capacity: int
     reads: int
     """Reads of one batch: one per model-parallel replica of the target pool."""
+    partitions: int = 1
+    """Parts of a batch that are written and read independently: one per data-parallel replica that writes."""
+    trigger: float = 1.0
+    """Share of a batch at which the target may start."""
+    carry: Literal["partial", "finish", "nothing"] = "finish"
     span: SpanRef
 
 
-class Stop(_Model):
+class Stop(PlanPart):
     steps: int | None
     epochs: int | None
 
 
-class Plan(_Model):
+class Plan(PlanPart):
     format: Literal["rlflow.plan"] = FORMAT
     format_version: str = FORMAT_VERSION
     rlflow_version: str
@@ -283,6 +340,18 @@ class Plan(_Model):
     programs: tuple[Program, ...]
     channels: tuple[Channel, ...]
     queues: tuple[Queue, ...] = ()
+    reshards: tuple[Reshard, ...] = ()
+    memory: tuple[PoolMemory, ...] = ()
+    estimates: tuple[StageEstimate, ...] = ()
+    cadence: Cadence | None = None
+    """None where something about a stage's time is not known."""
+    collective_timeout_s: int = COLLECTIVE_TIMEOUT_S
+    """How long a rank waits in a collective for the others, on all ranks: twice the longest stage, and at least the
+    default of the libraries."""
+    pinned: tuple[Pinned, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    search: Search | None = None
+    """None where the schedule left nothing to search for."""
 
     def to_json(self) -> str:
         """Canonical text: sorted keys, two-space indent, final newline."""
@@ -345,7 +414,7 @@ class Plan(_Model):
         for program in self.programs:
             used.append(("a program", "pool", program.pool))
             for instruction in (*program.step, *(i for e in program.evaluations for i in e.instructions)):
-                if not isinstance(instruction, SaveCheckpoint):
+                if not isinstance(instruction, SaveCheckpoint | MoveObject):
                     kind = "model" if isinstance(instruction, PublishWeights | ReshardWeights) else "stage"
                     used.append((f"instruction {instruction.id}", kind, getattr(instruction, kind)))
         for channel in self.channels:

@@ -109,11 +109,13 @@ class _Builder:
             lines = (data.name, describe_source(data.source))
             self._box(Box(f"data.{data.name}", "data", lines, stroke("data"), describe_span(data.span)))
         for model in plan.models:
-            state = "trained" if model.trainable else "frozen"
+            shared = isinstance(model.source, ValueModel) and model.source.shared
+            state = "trained" if model.trainable else "shared" if shared else "frozen"
             words = (model.name, describe_source(model.source), f"weights, {state}")
             self._box(Box(f"model.{model.name}", "model", words, stroke("model"), describe_span(model.span)))
             if isinstance(model.source, FrozenModel | ValueModel):
-                self._arrow(f"model.{model.source.of}", f"model.{model.name}", "order", "copied at the start")
+                how = "one body" if shared else "copied at the start"
+                self._arrow(f"model.{model.source.of}", f"model.{model.name}", "order", how)
         for reward in plan.rewards:
             lines = (reward.name, describe_source(reward.source))
             self._box(Box(f"reward.{reward.name}", "reward", lines, stroke("reward"), describe_span(reward.span)))

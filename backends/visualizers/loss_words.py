@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rlflow.ir.ops import (
+    Behaviour,
     Cispo,
+    Correction,
     Dpo,
     Entropy,
     Gspo,
@@ -23,6 +25,8 @@ def describe_loss(train: Train) -> str:
     kinds = {term.kind for term in train.loss}
     if kinds & {"ppo_clip", "gspo", "cispo", "reinforce"} and "kl" not in kinds:
         text += "; no KL term"
+    if train.correction is not None:
+        text += f"; {_correction_words(train.correction)}"
     if kinds == {"dpo"}:
         return f"{text}; mean over pairs"
     if kinds == {"gspo"}:
@@ -80,6 +84,17 @@ def _term_words(term: LossTerm) -> str:
         smoothing = f", label smoothing {term.label_smoothing:g}" if term.label_smoothing else ""
         return f"direct preference loss on pairs, beta {term.beta:g}{smoothing}"
     return "reverse KL to the teacher as a policy gradient"
+
+
+def _correction_words(correction: Correction) -> str:
+    """How the age of samples is accounted for."""
+    if isinstance(correction, Behaviour):
+        return "its ratio is against the policy that sampled"
+    of = {"token": "each token", "sequence": "each sample", "sequence_mean": "each sample's mean"}[correction.level]
+    if correction.cap is None:
+        return f"{of} weighted with old / sampling policy"
+    beyond = f"at most {correction.cap:g}" if correction.outside == "truncate" else f"0 above {correction.cap:g}"
+    return f"{of} weighted with old / sampling policy, {beyond}"
 
 
 def _interval(low: float, high: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rlflow.backends.visualizers.loss_words import describe_loss, describe_optimizer
+from rlflow.backends.visualizers.resources import cadence_lines, memory_lines, reshard_lines
 from rlflow.backends.visualizers.words import (
     describe_because,
     describe_instruction,
@@ -18,7 +19,8 @@ from rlflow.backends.visualizers.words import (
     describe_span,
 )
 from rlflow.ir.ops import FrozenModel, Train, ValueModel
-from rlflow.plan import Channel, Instruction, Layout, Plan, Program, Stage
+from rlflow.plan import COLLECTIVE_TIMEOUT_S, Channel, Instruction, Layout, Plan, Program, Queue, Stage, StaleReader
+from rlflow.protocol.prices import update_lag
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -47,6 +49,7 @@ def summary_lines(plan: Plan, width: int = 112) -> list[Line]:
     """At most MAX_LINES lines of at most `width` characters. Too long lists are shortened, the longest first."""
     head, pools = _wrap(_head(plan), width), _wrap(_pools(plan), width)
     tail = _wrap([*_learning(plan), *_channels(plan), *_queues(plan), *_end(plan)], width)
+    tail = [*_wrap(cadence_lines(plan), width), *reshard_lines(plan), *memory_lines(plan), *tail]
     sections = [pools, _stages(plan), *_programs(plan)]
     room = MAX_LINES - len(head) - len(tail)
     while sum(len(section) for section in sections) > room and any(len(section) > 3 for section in sections):
@@ -73,14 +76,33 @@ def describe_guarantee(channel: Channel) -> str:
     copies = {
         "alias": "readers use the trained tensors themselves",
         "cast": "readers hold a copy in compute precision",
+        "merge": "readers hold the frozen weights plus the adapters, in compute precision",
         "reshard": "readers on another pool or layout receive their parts",
     }[channel.transport]
-    bound = channel.max_staleness
-    if bound == 0:
-        age = "staleness 0: every reader uses the newest version (synchronous, hard per sample)"
-    else:
-        age = f"staleness <= {bound} step{'s' * (bound != 1)}: no sample is older (hard per sample)"
-    return f"{age}; {copies}"
+    if not channel.stale:
+        several = f"; {_updates_words(channel.updates, 0)}" if channel.updates > 1 else ""
+        return f"staleness 0: every reader uses the newest version (synchronous, hard per sample){several}; {copies}"
+    return f"{'; '.join(describe_stale(reader) for reader in channel.stale)}; {copies}"
+
+
+def describe_stale(reader: StaleReader) -> str:
+    """The bound that is used, the rule, and what is promised about the age of a sample."""
+    used = f"staleness {reader.steps} of {reader.permitted} allowed, admit {reader.admit}"
+    if reader.burst > 1:
+        used += f" in bursts of {reader.burst}"
+    if reader.trigger < 1:
+        used += f", trigger at {reader.trigger * 100:g}% carry {reader.carry}"
+    if reader.worst_age is None:
+        return f"{used}: no bound on the age of a sample (aggregate only)"
+    plural = "s" * (reader.worst_age != 1)
+    kept = ", older ones are dropped" if reader.drops_data else ""
+    several = f"; {_updates_words(reader.updates, reader.worst_age)}" if reader.updates > 1 else ""
+    return f"{used}: no sample is older than {reader.worst_age} step{plural} (hard per sample{kept}){several}"
+
+
+def _updates_words(updates: int, age: int) -> str:
+    """How far the weights of the last update are from those that sampled, at most."""
+    return f"{updates} optimizer updates a step, so that a sample is at most {update_lag(updates, age)} updates old"
 
 
 def _head(plan: Plan) -> list[Line]:
@@ -116,6 +138,7 @@ def _stage_row(stage: Stage) -> list[str]:
         port if port == producer else f"{port}={producer}" for port, producer in sorted(stage.inputs.items())
     )
     place = stage.pool + (f" {describe_layout(stage.layout)}" if stage.layout and stage.layout != Layout() else "")
+    place += f" kv heads x{stage.kv_copies}" if stage.kv_copies > 1 else ""
     phase = "" if stage.phase == "step" else f"[{stage.phase}]"
     return [f"{stage.id} {phase}".rstrip(), describe_op(stage.op), f"on {place}", f"from {inputs}" if inputs else ""]
 
@@ -173,8 +196,19 @@ def _queues(plan: Plan) -> list[Line]:
     lines: list[Line] = [("head", "queues")] if plan.queues else []
     for queue in plan.queues:
         batches = f"{queue.capacity} batch{'es' * (queue.capacity != 1)}"
-        lines.append(("plain", f"  {queue.id}: from {queue.source}; holds {batches}; {queue.reads} reads of a batch"))
+        lines.append(
+            (
+                "plain",
+                f"  {queue.id}: from {queue.source}; holds {batches}; {_partitions(queue)}{queue.reads} "
+                f"read{'s' * (queue.reads != 1)} of a batch",
+            )
+        )
     return lines
+
+
+def _partitions(queue: Queue) -> str:
+    parts = f"{queue.partitions} partitions; " if queue.partitions > 1 else ""
+    return parts + (f"starts at {queue.trigger * 100:g}%; " if queue.trigger < 1 else "")
 
 
 def _end(plan: Plan) -> list[Line]:
@@ -184,7 +218,12 @@ def _end(plan: Plan) -> list[Line]:
         if count is not None
     ]
     stop = " or ".join(stops) if stops else "only when interrupted"
-    return [("plain", f"stops after {stop}; seed {plan.seed}; checkpoint {_checkpoint(plan.programs)}")]
+    lines: list[Line] = []
+    if plan.collective_timeout_s > COLLECTIVE_TIMEOUT_S:
+        lines.append(
+            ("plain", f"collectives wait up to {plan.collective_timeout_s} s (default {COLLECTIVE_TIMEOUT_S})")
+        )
+    return [*lines, ("plain", f"stops after {stop}; seed {plan.seed}; checkpoint {_checkpoint(plan.programs)}")]
 
 
 def _checkpoint(programs: Iterable[Program]) -> str:

@@ -19,6 +19,7 @@ from rlflow.ir.ops import (
     HfModel,
     KlReward,
     Logprobs,
+    Lora,
     MixedGroups,
     ModelScore,
     ModelSource,
@@ -39,7 +40,8 @@ from rlflow.ir.ops import (
     ValueModel,
     Values,
 )
-from rlflow.plan import Because, Instruction, Layout, Pool, SpanRef
+from rlflow.plan import Because, Instruction, Layout, Pool
+from rlflow.plan_parts import SpanRef
 
 
 def describe_op(op: Op) -> str:
@@ -124,8 +126,17 @@ def _describe_sum(op: Combine) -> str:
 
 
 def describe_layout(layout: Layout) -> str:
-    """Mesh axes, such as `dp=1 tp=2 pp=1`."""
-    return f"dp={layout.dp} tp={layout.tp} pp={layout.pp}" + (f" ep={layout.ep}" if layout.ep > 1 else "")
+    """Mesh axes, such as `dp=1 tp=2 pp=1`, and what else is not at its default."""
+    parts = [f"dp={layout.dp}", f"tp={layout.tp}", f"pp={layout.pp}"]
+    parts += [
+        f"{axis}={size}"
+        for axis in ("cp", "ep", "etp", "vp", "zero")
+        if (size := getattr(layout, axis)) > 0 + (axis != "zero")
+    ]
+    parts += ["split=" + "/".join(map(str, layout.split))] if layout.split else []
+    parts += ["sp"] if layout.sp else []
+    parts += [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
+    return " ".join(parts)
 
 
 def describe_pool(pool: Pool) -> str:
@@ -140,6 +151,8 @@ def describe_instruction(instruction: Instruction) -> str:
     """An instruction in a few words, such as `run samples` or `publish actor`."""
     if instruction.kind == "publish" or instruction.kind == "reshard":
         return f"{instruction.kind} {instruction.model}"
+    if instruction.kind == "offload" or instruction.kind == "onload" or instruction.kind == "drop":
+        return f"{instruction.kind} {instruction.object}"
     if instruction.kind == "put":
         return f"put {instruction.queue}"
     if instruction.kind == "take" and instruction.queue:
@@ -154,17 +167,18 @@ def describe_source(source: DataSource | ModelSource | RewardSource | Environmen
     if isinstance(source, FileData):
         return f"{source.format} {source.path}"
     if isinstance(source, HfModel):
-        return f"hf {source.path} compute {source.compute}"
+        return f"hf {source.path} compute {source.compute}{_adapters(source.lora)}"
     if isinstance(source, TinyModel):
-        return f"tiny {source.architecture} {source.layers} layers, hidden {source.hidden}, compute {source.compute}"
+        size = f"{source.layers} layers, hidden {source.hidden}"
+        return f"tiny {source.architecture} {size}, compute {source.compute}{_adapters(source.lora)}"
     if isinstance(source, FrozenModel):
         return f"frozen copy of {source.of}"
     if isinstance(source, ValueModel):
-        return f"value head on {source.of}'s first weights"
+        return f"value head on {source.of}'s {'own body' if source.shared else 'first weights'}"
     if isinstance(source, RewardModel):
         return f"reward model {source.path} compute {source.compute}"
     if isinstance(source, PresetModel):
-        return f"preset {source.name} without weights"
+        return f"preset {source.name} without weights{_adapters(source.lora)}"
     if isinstance(source, PythonReward):
         return f"python {source.function}"
     if isinstance(source, PythonEnvironment):
@@ -173,6 +187,14 @@ def describe_source(source: DataSource | ModelSource | RewardSource | Environmen
         return f"scorer of {source.data}"
     assert isinstance(source, GymData)
     return f"reasoning_gym {source.task} size {source.size}"
+
+
+def _adapters(lora: Lora | None) -> str:
+    """`, lora rank 16 alpha 32 on attention`; empty where all weights are trained."""
+    if lora is None:
+        return ""
+    where = lora.targets if isinstance(lora.targets, str) else " ".join(lora.targets)
+    return f", lora rank {lora.rank} alpha {lora.alpha:g} on {where}"
 
 
 def describe_because(because: Because) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rlflow.cluster import presets
 from rlflow.diagnostics import Span
-
-DEVICE_TYPES: dict[str, str] = {name: presets.torch_device(name) for name in presets.device_names()}
-"""Device name in .rlflow files to torch device type: cpu, npu or cuda."""
+from rlflow.values import dataclass
 
 LOCAL = "local"
 """Name of the cluster that stands for the machine rlflow runs on."""
@@ -35,7 +33,8 @@ class Host:
 
     @property
     def torch_device(self) -> str:
-        return DEVICE_TYPES[self.device]
+        """Its torch device type: cpu, npu or cuda."""
+        return presets.torch_device(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,25 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
+    """`device`: the kind of its devices, None = the cluster's first that is free. `memory_bytes`: what stages may use
+    of one device, None = all but a reserve. `swap`: whether objects may move to the host's memory."""
+
     name: str
     devices: int
     span: Span | None = None
+    device: str | None = None
+    memory_bytes: int | None = None
+    swap: bool = True
+    host_of_rank: tuple[str, ...] = ()
+    """The host of every rank, where that has been decided; empty = the first that are free."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceRequest:
-    """`nodes` are ids of stages; `pool` a requested pool, or `cpu` for Python stages; axis sizes None = open."""
+    """`nodes` are ids of stages; `pool` a requested pool, or `cpu` for Python stages; None = open.
+
+    The axes and the other settings of a layout are those of `rlflow.ir.flow.Layout`.
+    """
 
     nodes: tuple[str, ...]
     pool: str
@@ -66,6 +76,13 @@ class PlaceRequest:
     pp: int | None = None
     dp: int | None = None
     ep: int | None = None
+    cp: int | None = None
+    etp: int | None = None
+    vp: int | None = None
+    split: tuple[int, ...] | None = None
+    sp: bool | None = None
+    zero: int | None = None
+    recompute: str | None = None
     workers: int | None = None
     span: Span | None = None
     settings: dict[str, Span] = field(default_factory=dict)
@@ -74,10 +91,15 @@ class PlaceRequest:
 
 @dataclass(frozen=True, slots=True)
 class StalenessRequest:
+    """`burst`: admission only at every so many versions. `depth`: batches that may wait for training, None = the bound
+    plus one."""
+
     model: str
     steps: int
     admit: str
     span: Span | None = None
+    burst: int = 1
+    depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +119,8 @@ class Schedule:
     staleness: tuple[StalenessRequest, ...] = ()
     triggers: tuple[TriggerRequest, ...] = ()
     span: Span | None = None
+    auto: bool = True
+    """Whether what is not pinned is left to the placement search."""
 
 
 def local_cluster() -> Cluster:

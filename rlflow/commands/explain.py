@@ -1,8 +1,9 @@
-"""`rlflow explain CODE`: the page of a diagnostic."""
+"""`rlflow explain CODE`: the page of a diagnostic. `rlflow explain PLAN`: the decisions of a plan."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -22,11 +23,17 @@ _AREAS = {
 
 
 @click.command()
-@click.argument("code", metavar="[CODE]", required=False)
+@click.argument("code", metavar="[CODE|PLAN]", required=False)
 def explain(code: str | None) -> None:
-    """Say what a code such as RLF1003 means, with an example and the fix. Without CODE: list them all."""
+    """Say what a code such as RLF1003 means, with an example and the fix. Without CODE: list them all.
+
+    With a plan (.json) or a .rlflow file instead of a code: every decision in it, what came next, and why that lost.
+    """
     if code is None:
         click.echo(_listing())
+        return
+    if code.endswith((".json", ".rlflow")):
+        _explain_plan(Path(code))
         return
     found = find_code(code)
     if found is None:
@@ -44,6 +51,14 @@ def explain(code: str | None) -> None:
     from rich.markdown import Markdown
 
     Console(highlight=False).print(Markdown(page))
+
+
+def _explain_plan(path: Path) -> None:
+    from rlflow import driver
+    from rlflow.backends.visualizers.decisions import explain_plan
+
+    plan = driver.load_plan(path) if path.suffix == ".json" else driver.compile(path)
+    click.echo(explain_plan(plan), nl=False)
 
 
 def _listing() -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -180,6 +177,8 @@ def _note_change(raw: bytes, text: str, name: str, outcome: _Outcome) -> bool:
 
 def _difference(old: str, new: str, name: str) -> str:
     """A unified diff that `patch` reads; carriage returns and a missing last newline show."""
+    import difflib
+
     lines = difflib.unified_diff(_split(old), _split(new), name, f"{name} (formatted)")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
@@ -203,6 +202,9 @@ def _print(text: str) -> None:
 
 def _replace(path: Path, text: str) -> None:
     """Write the whole file or nothing, with the old file's permissions; a link stays a link."""
+    import shutil
+    import tempfile
+
     target = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from importlib import resources
 from pathlib import Path
 
 import click
@@ -24,6 +21,8 @@ _TEMPLATES = {
 @click.option("--debug", is_flag=True, hidden=True)
 def init(folder: Path, debug: bool) -> None:
     """Write a small project that is ready to run: a flow, its reward, its data. Nothing is overwritten."""
+    import shlex
+
     files = project()
     taken = [name for name in files if (folder / name).exists() or (folder / name).is_symlink()]
     if taken:
@@ -43,6 +42,9 @@ def init(folder: Path, debug: bool) -> None:
 
 def project() -> dict[str, str]:
     """Path below the folder to text, in the order of writing."""
+    import json
+    from importlib import resources
+
     templates = resources.files("rlflow") / "templates" / "init"
     files = {name: (templates / template).read_text("utf-8") for name, template in _TEMPLATES.items()}
     files["data/arithmetic.jsonl"] = "".join(

@@ -36,17 +36,31 @@ CODES: Final[dict[str, str]] = {
     "RLF1018": "normalised-twice",
     "RLF1019": "kl-twice",
     "RLF1020": "loss-made-larger",
+    "RLF1021": "shared-weights",
     # 2xxx placement, memory, resources
     "RLF2001": "does-not-divide",
     "RLF2002": "group-too-small",
     "RLF2003": "not-enough-devices",
+    "RLF2004": "does-not-fit",
     "RLF2005": "not-placed",
+    "RLF2006": "without-effect",
+    "RLF2007": "idle-pool",
+    "RLF2008": "no-placement",
+    "RLF2009": "not-enough-cpus",
     # 3xxx staleness, versions, schedule
     "RLF3001": "staleness-not-allowed",
+    "RLF3002": "no-correction",
+    "RLF3003": "more-than-in-flight",
+    "RLF3004": "samples-too-old",
+    "RLF3005": "no-bound-per-sample",
+    "RLF3006": "biased-by-dropping",
+    "RLF3007": "deadlock",
+    "RLF3008": "trigger-and-rule",
     # 4xxx plan and backend capability
     "RLF4001": "not-a-plan",
     "RLF4002": "source-changed",
     "RLF4003": "not-supported-yet",
+    "RLF4004": "time-not-known",
     # 5xxx runtime
     "RLF5001": "model-without-weights",
     "RLF5002": "bad-data-row",
@@ -65,11 +79,14 @@ CODES: Final[dict[str, str]] = {
     "RLF5015": "bad-data",
     "RLF5016": "too-few-groups",
     "RLF5017": "environment-failed",
+    "RLF5018": "weights-not-published",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
 
-WARNINGS: Final[frozenset[str]] = frozenset({"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020"})
+WARNINGS: Final[frozenset[str]] = frozenset(
+    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF3005", "RLF3006"}
+)
 """Codes that are warnings; all others are errors."""
 
 PAGES: Final = Path(__file__).with_name("pages")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 
 from rlflow.diagnostics.codes import CODES
 from rlflow.diagnostics.source import Span
+from rlflow.values import dataclass
 
 
 class Severity(StrEnum):
@@ -105,6 +104,8 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
     for candidate in pool:
         if candidate.lower() == word.lower():
             return candidate
+    from difflib import get_close_matches
+
     found = get_close_matches(word, pool, n=1, cutoff=0.6)
     return found[0] if found else None
 

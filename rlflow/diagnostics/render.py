@@ -3,7 +3,6 @@ and `github`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,12 +27,13 @@ def render(diagnostics: Iterable[Diagnostic], format: str, *, color: bool = Fals
     """All diagnostics in one format, without a final newline; empty for none (json: an empty list, sarif: a log
     without results). `path` is the input, in which sarif and github place what has no place of its own."""
     found = list(diagnostics)
-    if format == "sarif":
-        return json.dumps(to_sarif(found, path), indent=2, ensure_ascii=False)
+    if format in ("sarif", "json"):
+        import json
+
+        whole = to_sarif(found, path) if format == "sarif" else [to_json(d) for d in found]
+        return json.dumps(whole, indent=2, ensure_ascii=False)
     if format == "github":
         return to_github(found, path)
-    if format == "json":
-        return json.dumps([to_json(d) for d in found], indent=2, ensure_ascii=False)
     if format == "concise":
         return "\n".join(_concise(d) for d in found)
     return "\n\n".join(_full(d, color) for d in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlflow.diagnostics import Label, Span, did_you_mean, one_of
@@ -24,6 +23,7 @@ from rlflow.frontend.parameters import (
 )
 from rlflow.frontend.units import COUNTS, EXAMPLES
 from rlflow.grammar import nodes
+from rlflow.values import dataclass
 
 Special = Callable[[Parameter, nodes.Expr], Any]
 """Resolves parameters that take no constant (rows, columns, losses, references)."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from rlflow.cluster import presets
-from rlflow.cluster.spec import DEVICE_TYPES, LOCAL, Cluster, Host, local_cluster
+from rlflow.cluster.spec import LOCAL, Cluster, Host, local_cluster
 from rlflow.diagnostics import Label
 from rlflow.frontend.bind import Scope, convert
 from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate
@@ -76,7 +76,7 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
     names: set[str] = set()
     for entry in cluster.entries:
         name = entry.name.text
-        if name in DEVICE_TYPES:
+        if name in presets.device_names():
             report.error("RLF1002", f"`{name}` is a device already", Label(entry.name.span, "choose another name"))
             continue
         if name in names:
@@ -87,7 +87,7 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
         names.add(name)
         try:
             number, of = _times(entry.value, scope, report)
-            if of.id in DEVICE_TYPES:
+            if of.id in presets.device_names():
                 memory, cpus = _host_settings(entry, scope, report)
                 defined[name] = Host(name, of.id, number, memory, cpus)
             elif of.id in defined:
@@ -104,7 +104,7 @@ def lower_cluster(cluster: nodes.Cluster, scope: Scope, report: Reporter) -> Clu
                     "device or host",
                     of.id,
                     Label(of.span),
-                    [*DEVICE_TYPES, *defined, *preset_clusters()],
+                    [*presets.device_names(), *defined, *preset_clusters()],
                 )
         except Poison:
             continue
@@ -141,25 +141,33 @@ def _times(expr: nodes.Expr, scope: Scope, report: Reporter) -> tuple[int, nodes
 
 
 def _host_settings(entry: nodes.Entry, scope: Scope, report: Reporter) -> tuple[int | None, int | None]:
-    memory: int | None = None
+    size: int | None = None
     cpus: int | None = None
     for setting in once(entry.settings, report):
-        value = evaluate(setting.value, scope.constants, report)
         if setting.name.text == "memory":
-            if not (isinstance(value, Qty) and value.dimension == "memory"):
-                raise report.error(
-                    "RLF1005",
-                    f"`memory` is a size such as `{EXAMPLES['memory']}`",
-                    Label(setting.value.span, f"this is {describe(value)}"),
-                )
-            memory = int(value.number)
+            size = memory(setting, scope, report)
         elif setting.name.text == "cpus":
+            value = evaluate(setting.value, scope.constants, report)
             cpus = convert("cpus", Whole(1), value, setting.value.span, scope, report)
         else:
             raise report.unknown(
                 "host setting", setting.name.text, Label(setting.name.span), ["memory", "cpus"], "RLF1003"
             )
-    return memory, cpus
+    return size, cpus
+
+
+def memory(setting: nodes.Setting, scope: Scope, report: Reporter) -> int:
+    """The bytes that a setting gives; raises Poison after reporting."""
+    value = evaluate(setting.value, scope.constants, report)
+    if not (isinstance(value, Qty) and value.dimension == "memory"):
+        raise report.error(
+            "RLF1005",
+            f"`{setting.name.text}` is a size such as `{EXAMPLES['memory']}`",
+            Label(setting.value.span, f"this is {describe(value)}"),
+        )
+    if value.number < 1:
+        raise report.error("RLF1010", f"`{setting.name.text}` must be above 0", Label(setting.value.span))
+    return int(value.number)
 
 
 def once(settings: tuple[nodes.Setting, ...], report: Reporter) -> tuple[nodes.Setting, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlflow.diagnostics import CompileError, Diagnostic, Label, SourceFile, Span, did_you_mean
 from rlflow.frontend.constants import Poison, Reporter
 from rlflow.frontend.parameters import Parameter, Text
 from rlflow.grammar import nodes
 from rlflow.grammar.parse import parse_expression
+from rlflow.values import dataclass
 
 
 def read_overrides(texts: Sequence[str], report: Reporter) -> list[Override]:

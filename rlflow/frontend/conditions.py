@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from rlflow.diagnostics import Diagnostic, Label, SourceFile, Span
@@ -67,13 +68,27 @@ def callee(expr: nodes.Expr) -> tuple[str, ...]:
 
 def walk(part: object) -> Iterator[Any]:
     """Every node below a node or a tuple of nodes, from the outside in and in the order of the text."""
-    if isinstance(part, tuple):
-        for item in part:
-            yield from walk(item)
-    elif is_dataclass(part) and not isinstance(part, Span | SourceFile):
-        yield part
-        for each in fields(part):
-            yield from walk(getattr(part, each.name))
+    stack = [part]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, tuple):
+            stack.extend(reversed(node))
+        elif (names := _parts(type(node))) is not None:
+            yield node
+            stack.extend([getattr(node, name) for name in names])
+
+
+_PARTS: dict[type, tuple[str, ...] | None] = {}
+
+
+def _parts(kind: type) -> tuple[str, ...] | None:
+    """The fields of a class of nodes, the last first and without the place in the source; None for other classes."""
+    if kind not in _PARTS:
+        names = None
+        if is_dataclass(kind) and not issubclass(kind, Span | SourceFile):
+            names = tuple(field.name for field in reversed(fields(kind)) if field.name != "span")
+        _PARTS[kind] = names
+    return _PARTS[kind]
 
 
 def plain_body(body: tuple[nodes.Statement | nodes.If, ...]) -> tuple[nodes.Statement, ...]:
@@ -83,6 +98,8 @@ def plain_body(body: tuple[nodes.Statement | nodes.If, ...]) -> tuple[nodes.Stat
 
 def select(flow: nodes.Flow, constants: Mapping[str, Value], left_out: LeftOut, report: Reporter) -> nodes.Flow:
     """The flow with every condition decided. Adds to `left_out`; raises Poison after reporting."""
+    if not any(isinstance(node, nodes.If | nodes.Conditional) for node in walk(flow.items)):
+        return flow
     selector = _Selector(flow, constants, left_out, report)
     items = selector.items(flow.items)
     if selector.failed:
@@ -95,18 +112,27 @@ class _Selector:
         self._constants = constants
         self._left_out = left_out
         self._report = report
-        self._defined = {node.name.text for node in walk(flow.items) if isinstance(node, _Defining)}
+        self._flow = flow
         self.failed = False
+
+    @cached_property
+    def _defined(self) -> set[str]:
+        """The names that the flow defines somewhere."""
+        return {node.name.text for node in walk(self._flow.items) if isinstance(node, _Defining)}
 
     def items(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         """The parts in order, an `if` replaced by the parts of the branch that is taken."""
         out: list[Any] = []
+        same = True
         for part in parts:
             if isinstance(part, nodes.If):
                 out.extend(self._branch(part))
+                same = False
             else:
-                out.append(self._rewrite(part))
-        return tuple(out)
+                new = self._rewrite(part)
+                same = same and new is part
+                out.append(new)
+        return parts if same else tuple(out)
 
     def _branch(self, part: nodes.If) -> tuple[Any, ...]:
         other = (part.otherwise,) if isinstance(part.otherwise, nodes.If) else part.otherwise or ()
@@ -120,7 +146,8 @@ class _Selector:
         """The node with the conditional expressions in it decided."""
         if isinstance(node, tuple):
             return self.items(node)
-        if isinstance(node, Span | SourceFile) or not is_dataclass(node) or isinstance(node, type):
+        names = _parts(type(node))
+        if names is None:
             return node
         if isinstance(node, nodes.Conditional):
             taken = self._decide(node.condition)
@@ -129,11 +156,11 @@ class _Selector:
             self._leave(node.otherwise if taken else node.then)
             return self._rewrite(node.then if taken else node.otherwise)
         changed: dict[str, Any] = {}
-        for each in fields(node):
-            old = getattr(node, each.name)
+        for name in reversed(names):
+            old = getattr(node, name)
             new = self._rewrite(old)
-            if new is not old and new != old:
-                changed[each.name] = new
+            if new is not old:
+                changed[name] = new
         return replace(node, **changed) if changed else node
 
     def _decide(self, condition: nodes.Expr) -> bool | None:

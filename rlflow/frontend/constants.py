@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import eq, ge, gt, le, lt, ne
 
 from rlflow.diagnostics import Diagnostic, Label, Severity, did_you_mean
 from rlflow.frontend.units import UNITS
 from rlflow.grammar import nodes
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

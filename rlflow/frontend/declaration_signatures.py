@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from rlflow.frontend.parameters import (
     REQUIRED,
+    Adapter,
     Count,
     Duration,
     Flag,
+    Modules,
     OnError,
     Parameter,
+    Real,
     Reference,
     Signature,
     Text,
@@ -46,6 +49,13 @@ _FILE = (
     _TOO_LONG,
 )
 _COMPUTE = P("compute", Word(("fp32", "bf16")), "fp32", "precision of matrix products; weights are trained in fp32")
+_LORA = P(
+    "lora",
+    Adapter(),
+    None,
+    "low-rank adapters are trained and the weights stay as they are; default: all weights are trained",
+    optional=True,
+)
 _TIMEOUT = P("timeout", Duration(), 15_000_000, "limit per sample")
 _ON_ERROR = P(
     "on_error",
@@ -78,6 +88,7 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
             (
                 P("path", Text(), REQUIRED, "Hugging Face checkpoint folder relative to this file, or hub name"),
                 _COMPUTE,
+                _LORA,
             ),
             "a pretrained model",
         ),
@@ -94,17 +105,21 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
                 P("context", Count("tokens"), 256, "longest sequence"),
                 P("init_seed", Whole(0), 0, "seed of the initial weights"),
                 _COMPUTE,
+                _LORA,
             ),
             "a small random model made on the fly, for tests and first steps",
         ),
         "preset": Signature(
             "preset",
-            (P("name", Text(), REQUIRED, "an architecture that ships with rlflow, such as qwen3_8b"),),
+            (P("name", Text(), REQUIRED, "an architecture that ships with rlflow, such as qwen3_8b"), _LORA),
             "an architecture without weights, to compile and simulate",
         ),
         "value": Signature(
             "value",
-            (P("of", Reference("model"), REQUIRED, "model whose first weights it starts from"),),
+            (
+                P("of", Reference("model"), REQUIRED, "model whose first weights it starts from"),
+                P("shared", Flag(), False, "a head on that model's own body, trained in that model's `train`"),
+            ),
             "a value model (critic): a scalar head on another model's first weights",
         ),
         "reward_model": Signature(
@@ -151,5 +166,25 @@ ON_ERRORS: dict[str, Signature] = {
             P("then", Word(("fail", "drop")), "fail", "what to do when they fail too"),
         ),
         "try again first",
+    ),
+}
+
+ADAPTERS: dict[str, Signature] = {
+    "lora": Signature(
+        "lora",
+        (
+            P("rank", Whole(1, 65536), 16, "inner size of an adapter"),
+            P(
+                "alpha",
+                Real(0, open_least=True),
+                None,
+                "its factor is alpha / rank; default: twice the rank",
+                optional=True,
+            ),
+            P("targets", Modules(), "all_linear", "the linear layers of the decoder that get an adapter"),
+            P("dropout", Real(0, 1), 0.0, "must be 0: the trainer must compute what the sampler computes"),
+            P("init_seed", Whole(0), 0, "seed of the adapters' first weights"),
+        ),
+        "low-rank adapters beside frozen weights",
     ),
 }

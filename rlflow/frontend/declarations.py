@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.cluster import presets
+from rlflow.cluster.presets.architecture import Architecture
+from rlflow.cluster.presets.from_config import facts_of_config, facts_of_tiny
 from rlflow.cluster.shape import ModelShape
 from rlflow.diagnostics import Diagnostic, Label
+from rlflow.frontend.adapters import Written, adapter, check_targets
 from rlflow.frontend.bind import Bound, Scope, bind
 from rlflow.frontend.constants import Poison, Reporter
 from rlflow.frontend.data_files import GYM_ROW, Row, file_data
-from rlflow.frontend.parameters import OnError, Parameter, Reference
+from rlflow.frontend.derived_models import derived_source
+from rlflow.frontend.parameters import Adapter, OnError, Parameter, Reference
 from rlflow.frontend.python_names import check_parameters, find_python
 from rlflow.frontend.signatures import DECLARATIONS, FUNCTIONS, ON_ERRORS
 from rlflow.grammar import nodes
@@ -77,13 +81,38 @@ class Declarations:
             return found if isinstance(found, int) else None
         return None
 
+    def architecture_of(self, model: str) -> Architecture | None:
+        """The architecture of a model, where it is known without loading the model."""
+        source = self.models[model].source
+        while isinstance(source, ops.FrozenModel | ops.ValueModel):
+            source = self.models[source.of].source
+        facts: Mapping[str, Any] | None = None
+        if isinstance(source, ops.TinyModel):
+            vocabulary = len(source.alphabet) + 2  # the end token and the padding token
+            facts = facts_of_tiny(
+                source.architecture,
+                vocabulary,
+                source.hidden,
+                source.layers,
+                source.heads,
+                source.kv_heads,
+                source.intermediate,
+                source.context,
+            )
+        elif isinstance(source, ops.PresetModel):
+            facts = presets.model(source.name)
+        elif isinstance(source, ops.HfModel | ops.RewardModel):
+            config = self._config(source.path)
+            facts = None if config is None else facts_of_config(config)
+        return None if facts is None else Architecture(model, facts)
+
     def shape_of(self, model: str) -> ModelShape | None:
         """What sharding must divide, where that is known without loading the model."""
         source = self.models[model].source
         while isinstance(source, ops.FrozenModel | ops.ValueModel):
             source = self.models[source.of].source
         if isinstance(source, ops.TinyModel):
-            return ModelShape(source.layers, source.heads, source.kv_heads)
+            return ModelShape(source.layers, source.heads, source.kv_heads, intermediate=source.intermediate)
         if isinstance(source, ops.PresetModel):
             return ModelShape.from_preset(presets.model(source.name))
         if isinstance(source, ops.HfModel | ops.RewardModel):
@@ -148,7 +177,15 @@ class Declarations:
             self.data[name] = Data(name, self._data(name, word, bound), span)
         elif kind == "model":
             source = self._model(word, bound)
-            self.models[name] = Model(name, source, not isinstance(source, ops.FrozenModel | ops.RewardModel), span)
+            trainable = not isinstance(source, ops.FrozenModel | ops.RewardModel)
+            self.models[name] = Model(name, source, trainable, span)
+            written: Written | None = bound.values.get("lora")
+            if written is not None:
+                try:
+                    check_targets(written, name, self.architecture_of(name), self._report)
+                except Poison:
+                    del self.models[name]
+                    raise
         elif kind == "environment":
             self._python(bound, "target", "Class")
             self.environments[name] = Environment(
@@ -160,6 +197,8 @@ class Declarations:
     def _special(self, parameter: Parameter, expr: nodes.Expr) -> Any:
         if isinstance(parameter.accepts, OnError):
             return self._on_error(expr)
+        if isinstance(parameter.accepts, Adapter):
+            return adapter(expr, self._scope, self._report)
         return self.reference(parameter, expr)
 
     def reference(self, parameter: Parameter, expr: nodes.Expr) -> str:
@@ -229,17 +268,17 @@ class Declarations:
 
     def _model(self, word: str, bound: Bound) -> ops.ModelSource:
         if word in ("frozen", "value"):
-            return self._derived(word, bound)
+            return derived_source(word, bound, self.models, self._spans, self._report)
         if word == "preset":
             if bound["name"] not in presets.model_names():
                 label = Label(bound.spans["name"])
                 raise self._report.unknown("model preset", bound["name"], label, list(presets.model_names()))
-            return ops.PresetModel(name=bound["name"])
+            return ops.PresetModel(name=bound["name"], lora=_lora(bound))
         if word == "reward_model":
             return ops.RewardModel(path=bound["path"], compute=bound["compute"])
         if word == "hf":
-            return ops.HfModel(path=bound["path"], compute=bound["compute"])
-        values = dict(bound.values)
+            return ops.HfModel(path=bound["path"], compute=bound["compute"], lora=_lora(bound))
+        values = {**bound.values, "lora": _lora(bound)}
         self._check_alphabet(bound)
         for larger, smaller in (("hidden", "heads"), ("heads", "kv_heads")):
             if values[larger] % values[smaller]:
@@ -258,18 +297,6 @@ class Declarations:
                 help=(f"`hidden` must be a multiple of {2 * values['heads']}",),
             )
         return ops.TinyModel(**values)
-
-    def _derived(self, word: str, bound: Bound) -> ops.ModelSource:
-        """`frozen(model)` or `value(model)`"""
-        of: str = bound["of"]
-        source = self.models[of].source
-        if isinstance(source, ops.RewardModel | ops.ValueModel) and word == "value":
-            raise self._report.error(
-                "RLF1007", f"`{of}` is no language model to start a value model from", Label(bound.spans["of"])
-            )
-        if isinstance(source, ops.RewardModel):
-            raise self._report.error("RLF1007", f"`{of}` is never trained: it needs no copy", Label(bound.spans["of"]))
-        return ops.FrozenModel(of=of) if word == "frozen" else ops.ValueModel(of=of)
 
     def _check_alphabet(self, bound: Bound) -> None:
         alphabet: str = bound["alphabet"]
@@ -307,6 +334,11 @@ class Declarations:
         if found.file not in self.reward_files:
             self.reward_files.append(found.file)
         return found.function
+
+
+def _lora(bound: Bound) -> ops.Lora | None:
+    written: Written | None = bound["lora"]
+    return None if written is None else written.lora
 
 
 def _nothing_special(parameter: Parameter, expr: nodes.Expr) -> Any:

@@ -11,6 +11,7 @@ from rlflow.frontend.bind import Scope, convert
 from rlflow.frontend.conditions import plain_body
 from rlflow.frontend.constants import Poison, Qty, Reporter, Value, describe, evaluate
 from rlflow.frontend.declarations import Declarations
+from rlflow.frontend.derived_models import check_trained
 from rlflow.frontend.parameters import Count, Whole
 from rlflow.frontend.schedules import permitted_staleness
 from rlflow.frontend.steps import Block
@@ -92,6 +93,9 @@ def lower_flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path 
     if not trained and not report.has_errors:
         report.error("RLF1015", "this step trains nothing", Label(_head(step.span)))
     _warn_unused(declared, all_nodes, report)
+    if not report.has_errors:
+        spans = {name: declared.declared_at(name) for name in declared.models}
+        check_trained(declared.models, trained, spans, report)
     stop_steps, stop_epochs = _stop(tree, scope, report)
     save = _single(tree, nodes.Save, "save", report)
     save_every = 0
@@ -106,6 +110,7 @@ def lower_flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path 
             if allow.model.text in allows:
                 report.error("RLF1002", f"staleness of `{allow.model.text}` is allowed twice", Label(allow.span))
             allows[allow.model.text] = allow
+    permitted, corrections = permitted_staleness(allows, declared.names("model"), scope, report)
     flow = Flow(
         name=tree.name.text,
         stage=Stage.LOGICAL,
@@ -124,7 +129,8 @@ def lower_flow(tree: nodes.Flow, scope: Scope, report: Reporter, base_dir: Path 
         nodes=all_nodes,
         edges=tuple(all_edges),
         evaluations=tuple(evaluations.values()),
-        allowed_staleness=permitted_staleness(allows, declared.names("model"), scope, report),
+        allowed_staleness=permitted,
+        corrections=corrections,
         stop_steps=stop_steps,
         stop_epochs=stop_epochs,
         save_every=save_every,
@@ -206,6 +212,8 @@ def _seed(tree: nodes.Flow, scope: Scope, report: Reporter) -> int:
 
 def _forgive_unused(declared: Declarations, tree: nodes.Flow, report: Reporter) -> None:
     """What is wrong with a declaration that nothing mentions is no reason to stop: its errors become warnings."""
+    if not declared.poisoned:
+        return
     mentioned: set[str] = set()
     stack: list[object] = [item for item in tree.items if not isinstance(item, nodes.Declaration)]
     stack += [item.value for item in tree.items if isinstance(item, nodes.Declaration)]

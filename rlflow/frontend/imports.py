@@ -7,7 +7,7 @@ that ships with rlflow. Errors inside an imported file have that file's places, 
 from __future__ import annotations
 
 import os.path
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 
 from rlflow.cluster import presets
@@ -15,6 +15,7 @@ from rlflow.diagnostics import CompileError, Diagnostic, Label, SourceFile, Span
 from rlflow.frontend.constants import Poison, Reporter
 from rlflow.grammar import nodes
 from rlflow.grammar.parse import parse
+from rlflow.values import dataclass
 
 SHIPPED = "rlflow:"
 """What the name of a file that ships with rlflow starts with."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cluster.shape import ModelShape
 from rlflow.cluster.spec import Cluster, Schedule
 from rlflow.diagnostics import CompileError, Diagnostic, Label, Span
@@ -19,6 +20,7 @@ from rlflow.frontend.overrides import apply_overrides, set_parameters
 from rlflow.frontend.schedules import choose
 from rlflow.grammar import nodes
 from rlflow.ir.flow import Flow
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Lowered:
     """
     shapes: Mapping[str, ModelShape] = field(default_factory=dict)
     """Model to what sharding must divide, where known."""
+    architectures: Mapping[str, Architecture] = field(default_factory=dict)
+    """Model to its architecture, where it follows from the sources without loading weights."""
 
 
 def lower(
@@ -73,7 +77,8 @@ def lower(
     warnings = tuple(left_out.explain(report.diagnostics))
     files = sorted(linked.files, key=lambda file: (file.source is not tree.span.file, file.source is not program.file))
     shapes = {name: shape for name in flow.models if (shape := declared.shape_of(name)) is not None}
-    return Lowered(flow, schedule, cluster, warnings, tuple(declared.reward_files), tuple(files), shapes)
+    known = {name: found for name in flow.models if (found := declared.architecture_of(name)) is not None}
+    return Lowered(flow, schedule, cluster, warnings, tuple(declared.reward_files), tuple(files), shapes, known)
 
 
 def _pick(linked: Linked, name: str | None, report: Reporter) -> nodes.Flow:

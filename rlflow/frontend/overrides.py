@@ -16,6 +16,7 @@ from rlflow.frontend.conditions import LeftOut, callee, plain_body
 from rlflow.frontend.constants import Poison, Reporter
 from rlflow.frontend.parameters import Signature
 from rlflow.frontend.signatures import (
+    ADAPTERS,
     DECLARATIONS,
     FUNCTIONS,
     LOSSES,
@@ -159,7 +160,7 @@ def _signature(call: nodes.Call, table: dict[str, Signature] | None) -> Signatur
         return None
     if not isinstance(function, nodes.Name):
         return None
-    for candidates in (table, FUNCTIONS, OPTIMIZERS, LOSSES, ON_ERRORS):
+    for candidates in (table, FUNCTIONS, OPTIMIZERS, LOSSES, ON_ERRORS, ADAPTERS):
         if candidates and function.id in candidates:
             return candidates[function.id]
     return REWARD_CALL

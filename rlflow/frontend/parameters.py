@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from rlflow.values import dataclass
 
 
 class _Required:
@@ -103,6 +105,16 @@ class OnError:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A call of `lora`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """`attention`, `all_linear`, or a list of module names such as `["q_proj", "v_proj"]`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reference:
     """The name of a declaration of this kind."""
 
@@ -124,6 +136,8 @@ Accepts = (
     | Loss
     | Optimizer
     | OnError
+    | Adapter
+    | Modules
     | Reference
 )
 

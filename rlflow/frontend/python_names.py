@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow.diagnostics import Label, did_you_mean
@@ -16,6 +15,7 @@ from rlflow.frontend.bind import Bound
 from rlflow.frontend.constants import Reporter
 from rlflow.frontend.data_files import Row, is_file
 from rlflow.ir.columns import BATCH_NAMES, SAMPLE_NAMES, column_names, is_batched
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

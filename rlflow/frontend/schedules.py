@@ -17,17 +17,21 @@ from rlflow.cluster.spec import (
 )
 from rlflow.diagnostics import Label, Span, one_of
 from rlflow.frontend.bind import Scope, bind, convert
-from rlflow.frontend.clusters import MAX_DEVICES, find_cluster, once, preset_clusters
+from rlflow.frontend.clusters import MAX_DEVICES, find_cluster, memory, once, preset_clusters
 from rlflow.frontend.constants import Poison, Qty, Reporter, describe, evaluate
-from rlflow.frontend.parameters import Count, Parameter, Whole
+from rlflow.frontend.layout_settings import LAYOUT_SETTINGS, layout_setting
+from rlflow.frontend.parameters import Count, Flag, Parameter, Whole
 from rlflow.frontend.signatures import CORRECTIONS
 from rlflow.grammar import nodes
+from rlflow.ir import ops
 from rlflow.ir.flow import STEP, Flow, reads_model
-from rlflow.ir.ops import Take
+from rlflow.ir.ops import Correction, Take
 
-AXES = ("tp", "pp", "dp", "ep")
 ADMISSIONS = ("in_order", "wait", "slack_edf", "evict", "count")
-CARRIES = ("partial", "finish")
+CARRIES = ("partial", "finish", "nothing")
+"""What becomes of the samples that are not ready when a trigger fires: they are interrupted and go on with the new
+weights, they are finished with the old ones, or nothing is carried: training starts early and waits for the rest."""
+POOL_SETTINGS = ("device", "memory", "swap")
 FUNCTIONS = "cpu"
 """The pool of Python stages, which every cluster has."""
 MAX_WORKERS = 10_000
@@ -79,15 +83,16 @@ def choose(
     schedule = found[0]
     name = schedule.cluster.text if schedule.cluster else LOCAL
     machines = find_cluster(name, clusters, scope, report)
-    return _Lower(schedule, lowered, scope, report).run(), machines
+    return _Lower(schedule, lowered, machines, scope, report).run(), machines
 
 
 class _Lower:
     """One schedule block against the flow it is for."""
 
-    def __init__(self, schedule: nodes.Schedule, flow: Flow, scope: Scope, report: Reporter) -> None:
+    def __init__(self, schedule: nodes.Schedule, flow: Flow, cluster: Cluster, scope: Scope, report: Reporter) -> None:
         self._schedule = schedule
         self._flow = flow
+        self._cluster = cluster
         self._scope = scope
         self._report = report
         self._pools: dict[str, PoolRequest] = {}
@@ -119,6 +124,7 @@ class _Lower:
             tuple(self._staleness.values()),
             tuple(self._triggers),
             self._schedule.span,
+            any(isinstance(item, nodes.Auto) for item in items) or not (self._pools or self._places),
         )
 
     def _pool(self, pool: nodes.Pool) -> None:
@@ -143,9 +149,39 @@ class _Lower:
         accepts = Count("devices", most=MAX_DEVICES)
         size = convert(f"pool {name}", accepts, value, pool.size.span, self._scope, self._report)
         self._poisoned.discard(name)
-        for setting in pool.settings:
-            self._report.unknown("pool setting", setting.name.text, Label(setting.name.span), [], "RLF1003")
-        self._pools[name] = PoolRequest(name, size, pool.span)
+        self._pools[name] = PoolRequest(name, size, pool.span, **self._pool_settings(pool))
+
+    def _pool_settings(self, pool: nodes.Pool) -> dict[str, Any]:
+        """`device` of a cluster with several kinds, `memory` that stages may use of a device, `swap`."""
+        found: dict[str, Any] = {}
+        for setting in once(pool.settings, self._report):
+            name = setting.name.text
+            if name not in POOL_SETTINGS:
+                self._report.unknown("pool setting", name, Label(setting.name.span), list(POOL_SETTINGS), "RLF1003")
+                continue
+            try:
+                if name == "device":
+                    found[name] = self._pool_device(setting)
+                elif name == "swap":
+                    value = evaluate(setting.value, self._scope.constants, self._report)
+                    found[name] = convert(name, Flag(), value, setting.value.span, self._scope, self._report)
+                else:
+                    found["memory_bytes"] = memory(setting, self._scope, self._report)
+            except Poison:
+                continue
+        return found
+
+    def _pool_device(self, setting: nodes.Setting) -> str:
+        kinds = sorted({host.device for host in self._cluster.hosts})
+        word = setting.value.id if isinstance(setting.value, nodes.Name) else ""
+        if word not in kinds:
+            raise self._report.unknown(
+                f"device of cluster `{self._cluster.name}`:",
+                word or setting.value.span.text,
+                Label(setting.value.span),
+                kinds,
+            )
+        return word
 
     def _place(self, place: nodes.Place) -> None:
         ids: list[str] = []
@@ -168,16 +204,18 @@ class _Lower:
             raise Poison()
         if place.pool.text not in allowed:
             raise self._report.unknown("pool", place.pool.text, Label(place.pool.span), allowed)
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Any] = {}
         spans: dict[str, Span] = {}
-        keys = ("workers",) if functions else AXES
+        keys = ("workers",) if functions else (*LAYOUT_SETTINGS, "split")
         for setting in once(place.settings, self._report):
             key = setting.name.text
             if key not in keys:
                 raise self._report.unknown("setting of `place`:", key, Label(setting.name.span), list(keys), "RLF1003")
-            value = evaluate(setting.value, self._scope.constants, self._report)
-            most = MAX_WORKERS if functions else MAX_DEVICES
-            sizes[key] = convert(key, Whole(1, most), value, setting.value.span, self._scope, self._report)
+            if functions:
+                value = evaluate(setting.value, self._scope.constants, self._report)
+                sizes[key] = convert(key, Whole(1, MAX_WORKERS), value, setting.value.span, self._scope, self._report)
+            else:
+                sizes[key] = layout_setting(setting, self._scope, self._report)
             spans[key] = setting.span
         for node_id in ids:
             if node_id in self._placed:
@@ -223,14 +261,40 @@ class _Lower:
             raise self._report.unknown("admission rule", admit, Label(item.admit.span), list(ADMISSIONS))
         permitted = self._flow.allowed_staleness.get(model, 0)
         if steps > permitted:
-            fix = f"use at most `staleness {model} = {permitted} steps`, or permit it in the flow: "
+            most = f"{permitted} step{'s' * (permitted != 1)}"
+            fix = f"use at most `staleness {model} = {most}`, or permit it in the flow: "
             raise self._report.error(
                 "RLF3001",
-                f"the schedule lets samples be {steps} steps old, and the flow permits {permitted} for `{model}`",
+                f"the schedule lets samples be {steps} step{'s' * (steps != 1)} old, and the flow permits {permitted} for "
+                f"`{model}`",
                 Label(item.span),
-                help=(fix + f"`allow {model} staleness <= {steps} steps`",),
+                help=(fix + f"`allow {model} staleness <= {steps} step{'s' * (steps != 1)}`",),
             )
-        self._staleness[model] = StalenessRequest(model, steps, admit, item.span)
+        extra = self._bound_settings(item, steps, admit)
+        self._staleness[model] = StalenessRequest(model, steps, admit, item.span, **extra)
+
+    def _bound_settings(self, item: nodes.Staleness, steps: int, admit: str) -> dict[str, Any]:
+        """`burst` and `depth`, in steps."""
+        found: dict[str, Any] = {}
+        for setting in once(item.settings, self._report):
+            name = setting.name.text
+            if name not in ("burst", "depth"):
+                self._report.unknown(
+                    "setting of `staleness`:", name, Label(setting.name.span), ["burst", "depth"], "RLF1003"
+                )
+                continue
+            value = evaluate(setting.value, self._scope.constants, self._report)
+            accepts = Count("steps", 1)
+            found[name] = convert(name, accepts, value, setting.value.span, self._scope, self._report)
+            if found[name] > steps + 1:
+                raise self._report.error(
+                    "RLF3003",
+                    f"`{name} = {found[name]} steps` is more than the {steps + 1} batches that `staleness = {steps}` "
+                    "lets be under way",
+                    Label(setting.span),
+                    help=(f"at most `{name} = {steps + 1} steps`, or a larger staleness",),
+                )
+        return found
 
     def _trigger(self, item: nodes.Trigger) -> None:
         node = self._flow.nodes.get(item.value.text)
@@ -253,9 +317,10 @@ class _Lower:
 
 def permitted_staleness(
     items: Mapping[str, nodes.Allow], models: list[str], scope: Scope, report: Reporter
-) -> dict[str, int]:
-    """Bounds of the flow's `allow` lines, by model."""
+) -> tuple[dict[str, int], dict[str, Correction]]:
+    """Bounds and corrections of the flow's `allow` lines, by model."""
     out: dict[str, int] = {}
+    corrections: dict[str, Correction] = {}
     for model, item in items.items():
         if model not in models:
             report.unknown("model", model, Label(item.model.span), models)
@@ -264,19 +329,19 @@ def permitted_staleness(
             value = evaluate(item.bound, scope.constants, report)
             out[model] = convert("staleness", Count("steps", 0), value, item.bound.span, scope, report)
             if item.correction is not None:
-                _check_correction(item.correction, scope, report)
+                corrections[model] = _correction(item.correction, scope, report)
         except Poison:
             continue
-    return out
+    return out, corrections
 
 
-def _check_correction(expr: nodes.Expr, scope: Scope, report: Reporter) -> None:
+def _correction(expr: nodes.Expr, scope: Scope, report: Reporter) -> Correction:
     if not (isinstance(expr, nodes.Call) and isinstance(expr.function, nodes.Name)):
         raise report.error("RLF1007", "a correction is a call such as `truncated_is(2.0)`", Label(expr.span))
     word = expr.function.id
     if word not in CORRECTIONS:
         raise report.unknown("correction", word, Label(expr.function.span), sorted(CORRECTIONS))
-    bind(expr, CORRECTIONS[word], scope, report, _nothing_special)
+    return ops.CORRECTIONS[word](**bind(expr, CORRECTIONS[word], scope, report, _nothing_special).values)
 
 
 def _nothing_special(parameter: Parameter, expr: nodes.Expr) -> Any:

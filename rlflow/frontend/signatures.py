@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlflow.frontend.declaration_signatures import DECLARATIONS, ON_ERRORS
+from rlflow.frontend.declaration_signatures import ADAPTERS, DECLARATIONS, ON_ERRORS
 from rlflow.frontend.parameters import (
     REQUIRED,
     Column,
@@ -21,7 +21,17 @@ from rlflow.frontend.parameters import (
     Word,
 )
 
-__all__ = ["CORRECTIONS", "DECLARATIONS", "FUNCTIONS", "LOSSES", "METHODS", "ON_ERRORS", "OPTIMIZERS", "REWARD_CALL"]
+__all__ = [
+    "ADAPTERS",
+    "CORRECTIONS",
+    "DECLARATIONS",
+    "FUNCTIONS",
+    "LOSSES",
+    "METHODS",
+    "ON_ERRORS",
+    "OPTIMIZERS",
+    "REWARD_CALL",
+]
 
 P = Parameter
 
@@ -241,8 +251,13 @@ OPTIMIZERS: dict[str, Signature] = {
 CORRECTIONS: dict[str, Signature] = {
     "truncated_is": Signature(
         "truncated_is",
-        (P("cap", Real(0, open_least=True), 2.0, "largest weight of a token"),),
-        "truncated importance sampling",
+        (
+            P("cap", Real(0, open_least=True), 2.0, "largest weight; `none` = not truncated", optional=True),
+            P("level", Word(("token", "sequence", "sequence_mean")), "token", "what one weight belongs to"),
+            P("outside", Word(("truncate", "mask")), "truncate", "above the cap: bounded, or weight 0"),
+        ),
+        "truncated importance sampling: a token's loss is weighted with old / behaviour policy",
     ),
+    "behaviour": Signature("behaviour", (), "the ratio of the loss is taken against the policy that sampled"),
 }
 """How a loss accounts for samples of an older policy; `allow MODEL staleness <= N steps with CORRECTION`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from rlflow.diagnostics import Label, Span
@@ -15,6 +14,7 @@ from rlflow.grammar import nodes
 from rlflow.ir import ops
 from rlflow.ir.flow import Edge, EdgeKind, Model, Node
 from rlflow.ir.typesystem import PROMPT_FIELDS, SAMPLE_FIELDS, Field, RowsType, WeightsType
+from rlflow.values import dataclass
 
 SCORE = Field("score", "f32")
 _HOLDS = {"logprobs": "log-probabilities, from `MODEL.logprobs(...)`", "values": "estimates, from `CRITIC.values(...)`"}
@@ -93,7 +93,7 @@ class StageContext:
     def not_itself(self, model: str, name: str, bound: Bound) -> None:
         """A reference or teacher is another model than the one compared with it; raises Poison after reporting."""
         node: Node | None = bound[name]
-        if node is None or not isinstance(node.op, ops.Logprobs) or node.op.model != model:
+        if node is None or self._models_of(node) != {model}:
             return
         raise self.report.error(
             "RLF1016",
@@ -101,6 +101,15 @@ class StageContext:
             Label(bound.spans[name]),
             help=(f"declare `model reference = frozen({model})`",),
         )
+
+    def _models_of(self, node: Node) -> set[str]:
+        """Models whose log-probabilities are in a column, also where they were scaled and added up."""
+        if isinstance(node.op, ops.Logprobs):
+            return {node.op.model}
+        if not isinstance(node.op, ops.Combine):
+            return set()
+        parts = {e.src for e in self.edges if e.dst == node.id and e.kind is EdgeKind.DATA}
+        return {model for part in parts for model in self._models_of(self.nodes[part])}
 
 
 Typed = tuple[ops.Op, RowsType | WeightsType]

@@ -6,6 +6,7 @@ from rlflow.diagnostics import Label
 from rlflow.frontend.bind import Bound
 from rlflow.frontend.constants import Poison
 from rlflow.frontend.declarations import nearest_divisors, nearest_multiples
+from rlflow.frontend.derived_models import shared_critic_of
 from rlflow.frontend.stages import StageContext
 from rlflow.ir import ops
 from rlflow.ir.flow import STEP, EdgeKind, Node
@@ -35,6 +36,7 @@ def train(context: StageContext, bound: Bound, node_id: str) -> tuple[ops.Train,
             Label(context.owner_span),
             Label(context.declared.declared_at(model).span, "declared here", primary=False),
         )
+    _check_not_shared(context)
     samples: Node = bound["samples"]
     for name in _INPUTS:
         context.aligned(samples, "samples", bound[name], name, bound.spans)
@@ -79,8 +81,11 @@ def train(context: StageContext, bound: Bound, node_id: str) -> tuple[ops.Train,
 def _check_terms(context: StageContext, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
     """The terms fit the kind of model, and each other."""
     is_value = isinstance(context.declared.models[context.owner].source, ops.ValueModel)
+    critic = shared_critic_of(context.owner, context.declared.models)
+    if critic is not None:
+        _check_shared_head(context, critic, terms, bound)
     for term in terms:
-        if isinstance(term, ops.ValueClip) != is_value:
+        if isinstance(term, ops.ValueClip) != is_value and not (isinstance(term, ops.ValueClip) and critic):
             what = "a value model" if is_value else "a language model"
             legal = "`value_clip`" if is_value else "policy losses such as `ppo_clip`"
             raise context.report.error(
@@ -101,6 +106,44 @@ def _check_terms(context: StageContext, terms: tuple[ops.LossTerm, ...], bound: 
     if pairs and any(not isinstance(term, ops.Dpo) for term in terms):
         raise context.report.error(
             "RLF1007", "`dpo` is a loss over pairs and does not add to losses over tokens", Label(bound.spans["loss"])
+        )
+
+
+def _check_not_shared(context: StageContext) -> None:
+    """A head on a shared body has no `train` of its own: two optimizers would pull at the same weights."""
+    source = context.declared.models[context.owner].source
+    if not (isinstance(source, ops.ValueModel) and source.shared):
+        return
+    raise context.report.error(
+        "RLF1021",
+        f"`{context.owner}` shares its weights with `{source.of}` and is trained in `{source.of}.train`",
+        Label(context.owner_span),
+        Label(context.declared.declared_at(context.owner).span, "declared here", primary=False),
+        notes=("two optimizers would each undo what the other did to the same weights",),
+        help=(
+            f"`{source.of}.train(..., returns = ..., values = ..., loss = ppo_clip(0.2) + 0.5 * value_clip(0.2))`",
+            "or leave `shared` out: a value model of its own has a `train` of its own",
+        ),
+    )
+
+
+def _check_shared_head(context: StageContext, critic: str, terms: tuple[ops.LossTerm, ...], bound: Bound) -> None:
+    """The loss of a model with a value head trains that head, on that head's own estimates."""
+    if not any(isinstance(term, ops.ValueClip) and term.weight != 0 for term in terms):
+        raise context.report.error(
+            "RLF1021",
+            f"`{critic}` is a value head on `{context.owner}`, and this loss does not train it",
+            Label(bound.spans["loss"]),
+            Label(context.declared.declared_at(critic).span, "declared here", primary=False),
+            help=("add `0.5 * value_clip(0.2)` with `returns` and `values`, or take the value model out",),
+        )
+    values: Node | None = bound["values"]
+    if values is not None and isinstance(values.op, ops.Values) and values.op.model != critic:
+        raise context.report.error(
+            "RLF1021",
+            f"`values` are those of `{values.op.model}`, and the value head of `{context.owner}` is `{critic}`",
+            Label(bound.spans["values"]),
+            help=(f"`v = {critic}.values(samples)`, then `values = v`",),
         )
 
 

@@ -14,10 +14,10 @@ Two candidates for one role are never guessed between.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlflow.diagnostics.diagnostic import did_you_mean
+from rlflow.values import dataclass
 
 Role = Literal["prompt", "answer"]
 Layout = Literal["verl", "areal", "mindspeed_rl", "trl"]

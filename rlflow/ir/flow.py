@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum, StrEnum
+from typing import Literal, TypeVar
 
 from rlflow.diagnostics import Span
-from rlflow.ir.ops import DataSource, EnvironmentSource, ModelSource, Op, RewardSource
+from rlflow.ir.decisions import Decision
+from rlflow.ir.ops import Correction, DataSource, EnvironmentSource, ModelSource, Op, RewardSource, ValueModel
+from rlflow.ir.order import phase_orders
 from rlflow.ir.typesystem import RowsType, WeightsType
+from rlflow.values import dataclass
+
+D = TypeVar("D", bound=Decision)
 
 STEP = "step"
 """The phase of the training step; every other phase is an evaluation's name."""
@@ -31,17 +37,65 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of the mesh axes of a model stage."""
+    """Sizes of the mesh axes of a model stage, and what else decides which device holds which part.
+
+    A pool has dp x cp x tp x pp devices. The experts of a mixture-of-experts model have a mesh of their own over the
+    devices of one pipeline stage: ep x etp x (what is left), so they take no further devices.
+    """
 
     dp: int = 1
+    """Data parallel replicas."""
     tp: int = 1
+    """Tensor parallel."""
     pp: int = 1
+    """Pipeline stages."""
     ep: int = 1
-    """Expert parallelism lies inside dp x tp: it takes no further devices."""
+    """Expert parallel: the experts of a layer are dealt out over so many groups."""
+    cp: int = 1
+    """Context parallel: the tokens of a sequence are split."""
+    etp: int = 1
+    """Tensor parallel size of one expert; 1 for a dense model."""
+    vp: int = 1
+    """Virtual pipeline stages of a rank (interleaved schedule)."""
+    split: tuple[int, ...] = ()
+    """Layers of every pipeline stage, pp x vp numbers in layer order; empty = equal."""
+    sp: bool = False
+    """Sequence parallelism: norms and activations between tensor-parallel parts are split over tp."""
+    zero: int = 0
+    """What of a trained model is sharded over dp x cp: 1 the optimizer state, 2 the gradients too, 3 the weights too
+    (FSDP)."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass of training computes again: nothing, the attention, every layer."""
 
     @property
     def size(self) -> int:
-        return self.dp * self.tp * self.pp
+        """Devices."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def model_parallel(self) -> int:
+        """Devices of one replica, which all need the same rows."""
+        return self.cp * self.tp * self.pp
+
+    @property
+    def weights(self) -> Layout:
+        """The part that decides which device holds which weights: layouts that agree in it need no reshard."""
+        return replace(self, sp=False, recompute="none", zero=3 if self.zero == 3 else 0)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Copies of every expert within its pipeline stage."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    def layers_of(self, stage: int, layers: int) -> tuple[int, ...]:
+        """Layer indices of pipeline stage `stage` of a model of `layers` layers, in order.
+
+        With virtual stages chunk c of rank s is part c x pp + s of the split.
+        """
+        parts = self.split or (layers // (self.pp * self.vp),) * (self.pp * self.vp)
+        starts = [sum(parts[:i]) for i in range(len(parts))]
+        mine = range(stage, self.pp * self.vp, self.pp)
+        return tuple(layer for part in mine for layer in range(starts[part], starts[part] + parts[part]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +195,8 @@ class Flow:
     evaluations: tuple[Evaluation, ...] = ()
     allowed_staleness: Mapping[str, int] = field(default_factory=dict)
     """Model to the bound in steps that the algorithm permits."""
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
+    """Model to how its loss accounts for older samples, where the algorithm says so."""
     stop_steps: int | None = None
     stop_epochs: int | None = 1
     save_every: int = 0
@@ -149,6 +205,12 @@ class Flow:
     pools: Mapping[str, PoolSpec] = field(default_factory=dict)
     span: Span | None = None
     environments: Mapping[str, Environment] = field(default_factory=dict)
+    decisions: tuple[Decision, ...] = ()
+    """What passes decided beside placements and edges."""
+
+    def decided(self, kind: type[D]) -> list[D]:
+        """The decisions of one kind, in order."""
+        return [decision for decision in self.decisions if isinstance(decision, kind)]
 
     def inputs(self, node_id: str) -> dict[str, str]:
         """Port to producer, over data edges."""
@@ -169,27 +231,16 @@ class Flow:
 
         Raises ValueError with the ids on a cycle.
         """
-        members = [n.id for n in self.phase_nodes(phase)]
-        waiting = {node_id: 0 for node_id in members}
-        readers: dict[str, list[str]] = {node_id: [] for node_id in members}
-        for edge in self.edges:
-            if edge.src in waiting and edge.dst in waiting and edge.tokens == 0 and edge.kind is not EdgeKind.WEIGHTS:
-                waiting[edge.dst] += 1
-                readers[edge.src].append(edge.dst)
-        position = {node_id: i for i, node_id in enumerate(members)}
-        ready = [node_id for node_id in members if waiting[node_id] == 0]
-        order: list[str] = []
-        while ready:
-            ready.sort(key=position.__getitem__)
-            node_id = ready.pop(0)
-            order.append(node_id)
-            for reader in readers[node_id]:
-                waiting[reader] -= 1
-                if waiting[reader] == 0:
-                    ready.append(reader)
-        if len(order) < len(members):
-            raise ValueError("cycle through " + ", ".join(sorted(set(members) - set(order))))
-        return order
+        orders, stuck = phase_orders(self)
+        if phase in stuck:
+            raise ValueError("cycle through " + ", ".join(stuck[phase]))
+        return orders.get(phase, [])
+
+    def owner_of(self, model: str | None) -> str | None:
+        """The model whose parameters this one uses: itself, or the one that a shared value head sits on."""
+        declared = None if model is None else self.models.get(model)
+        shared = declared is not None and isinstance(declared.source, ValueModel) and declared.source.shared
+        return declared.source.of if shared else model  # type: ignore[union-attr]
 
 
 def reads_model(op: Op) -> str | None:

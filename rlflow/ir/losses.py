@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
+
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,39 @@ LossTerm = PpoClip | Gspo | Cispo | Reinforce | Kl | Entropy | ValueClip | Nll |
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TruncatedIs:
+    """Truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561): the loss of a token is weighted with
+    min(old / behaviour, cap), old = the policy that learning starts from, behaviour = the one that sampled. The ratio
+    of the loss itself stays current / old, as in decoupled PPO (arXiv 2110.00641)."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    cap: float | None = 2.0
+    """None = not truncated"""
+    level: Literal["token", "sequence", "sequence_mean"] = "token"
+    """What one weight belongs to: a token; a response, by the product of its ratios, or by their geometric mean."""
+    outside: Literal["truncate", "mask"] = "truncate"
+    """Above the cap: bounded by it, or weight 0."""
+    kind: Literal["truncated_is"] = "truncated_is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """The ratio of the loss is current / behaviour: clipped around the policy that sampled (PPO as written)."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    kind: Literal["behaviour"] = "behaviour"
+
+
+Correction = TruncatedIs | Behaviour
+"""How a loss accounts for samples of an older version."""
+
+RATIO_TERMS: tuple[str, ...] = ("ppo_clip", "gspo", "cispo")
+"""Kinds of terms with an importance ratio."""
+POLICY_TERMS: tuple[str, ...] = (*RATIO_TERMS, "reinforce", "distill")
+"""Kinds of terms that assume samples of the policy that is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101)."""
 
@@ -128,6 +162,7 @@ class AdamW:
     kind: Literal["adamw"] = "adamw"
 
 
+CORRECTIONS: dict[str, type[Correction]] = {t.__dataclass_fields__["kind"].default: t for t in get_args(Correction)}
 LOSSES: dict[str, type[LossTerm]] = {t.__dataclass_fields__["kind"].default: t for t in get_args(LossTerm)}
 
 NEEDS: dict[str, tuple[str, ...]] = {

@@ -8,13 +8,15 @@ imported from here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from rlflow.ir.losses import (
+    CORRECTIONS,
     LOSSES,
     AdamW,
+    Behaviour,
     Cispo,
+    Correction,
     Distill,
     Dpo,
     Entropy,
@@ -24,6 +26,7 @@ from rlflow.ir.losses import (
     Nll,
     PpoClip,
     Reinforce,
+    TruncatedIs,
     ValueClip,
 )
 from rlflow.ir.sources import (
@@ -34,6 +37,7 @@ from rlflow.ir.sources import (
     FrozenModel,
     GymData,
     HfModel,
+    Lora,
     ModelSource,
     PresetModel,
     PythonEnvironment,
@@ -43,15 +47,19 @@ from rlflow.ir.sources import (
     TinyModel,
     ValueModel,
 )
+from rlflow.values import dataclass
 
 __all__ = [
+    "CORRECTIONS",
     "LOSSES",
     "OPS",
     "AdamW",
+    "Behaviour",
     "BestOf",
     "BestWorst",
     "Cispo",
     "Combine",
+    "Correction",
     "DataSource",
     "DatasetScorer",
     "Distill",
@@ -70,6 +78,7 @@ __all__ = [
     "Kl",
     "KlReward",
     "Logprobs",
+    "Lora",
     "LossTerm",
     "MixedGroups",
     "ModelScore",
@@ -91,6 +100,7 @@ __all__ = [
     "Take",
     "TinyModel",
     "Train",
+    "TruncatedIs",
     "ValueClip",
     "ValueModel",
     "Values",
@@ -327,6 +337,8 @@ class Train:
     """0 = no clipping"""
     temperature: float = 1.0
     """The sampling temperature, so that the ratio starts at 1; set by the compiler from the samples' stage."""
+    correction: Correction | None = None
+    """How samples of an older version are accounted for; set by the compiler where the schedule lets them be older."""
     kind: Literal["train"] = "train"
 
 

@@ -7,6 +7,7 @@ import re
 from typing import Any, get_args
 
 from rlflow.ir import ops
+from rlflow.ir.decisions import DECISIONS, PARTS, Decision
 from rlflow.ir.flow import (
     Data,
     Edge,
@@ -32,7 +33,7 @@ def _by_kind(*classes: Any) -> dict[str, Any]:
 _SOURCES = _by_kind(
     *get_args(ops.DataSource), *get_args(ops.ModelSource), *get_args(ops.RewardSource), ops.PythonEnvironment
 )
-_PARTS = {**ops.LOSSES, **_by_kind(ops.AdamW)}
+_PARTS = {**ops.LOSSES, **ops.CORRECTIONS, **PARTS, **_by_kind(ops.AdamW, ops.Lora)}
 
 
 class FlowSyntaxError(ValueError):
@@ -138,6 +139,8 @@ def parse_flow(text: str) -> Flow:
         edges=tuple(state.data_edges + state.other_edges),
         evaluations=tuple(state.evaluations),
         allowed_staleness=state.allowed,
+        corrections=state.corrections,
+        decisions=tuple(state.decisions),
         pools=state.pools,
         **settings,
     )
@@ -156,6 +159,8 @@ class _State:
         self.other_edges: list[Edge] = []
         self.evaluations: list[Evaluation] = []
         self.allowed: dict[str, int] = {}
+        self.corrections: dict[str, ops.Correction] = {}
+        self.decisions: list[Decision] = []
         self.pools: dict[str, PoolSpec] = {}
 
     def read(self, line: _Line) -> None:
@@ -181,6 +186,8 @@ class _State:
             name = line.word()
             line.expect("staleness=")
             self.allowed[name] = line.json()
+            if line.accept("with "):
+                self.corrections[name] = _build(ops.CORRECTIONS, line.word(), line.attributes(), line)
         elif keyword == "evaluation":
             line.expect("@")
             name = line.word()
@@ -198,6 +205,8 @@ class _State:
             dst = line.word()
             tokens = line.json() if line.accept("tokens=") else 0
             self.other_edges.append(Edge(src, dst, EdgeKind(keyword), tokens=tokens))
+        elif keyword in DECISIONS:
+            self.decisions.append(_build(DECISIONS, keyword, line.attributes(), line))
         else:
             raise FlowSyntaxError(f"line {line.number}: unknown word {keyword}")
         if not line.done:
@@ -221,11 +230,12 @@ class _State:
             pool = line.word()
             layout = None
             if line.accept("["):
-                sizes = {}
+                sizes: dict[str, Any] = {}
                 while not line.accept("]"):
                     axis = line.word()
                     line.expect("=")
-                    sizes[axis] = int(line.match(r"\d+"))
+                    value = line.word() if axis == "recompute" else line.json()
+                    sizes[axis] = tuple(value) if isinstance(value, list) else value
                     line.accept(",")
                 try:
                     layout = Layout(**sizes)

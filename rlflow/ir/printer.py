@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from rlflow.ir.flow import Edge, EdgeKind, Flow, Node
+from rlflow.ir.flow import Edge, EdgeKind, Flow, Layout, Node
 from rlflow.ir.typesystem import RowsType
 
 
@@ -33,7 +33,8 @@ def _lines(flow: Flow) -> Iterator[str]:
     for environment in flow.environments.values():
         yield f"  environment @{environment.name} = {_payload(environment.source)}"
     for name, bound in flow.allowed_staleness.items():
-        yield f"  allow @{name} staleness={bound}"
+        correction = flow.corrections.get(name)
+        yield f"  allow @{name} staleness={bound}" + (f" with {_payload(correction)}" if correction else "")
     for evaluation in flow.evaluations:
         yield f"  evaluation @{evaluation.name} every={evaluation.every}"
     for pool in flow.pools.values():
@@ -43,6 +44,8 @@ def _lines(flow: Flow) -> Iterator[str]:
     for edge in flow.edges:
         if edge.kind is not EdgeKind.DATA:
             yield "  " + _edge(edge)
+    for decision in flow.decisions:
+        yield "  " + _payload(decision)
     yield "}"
 
 
@@ -53,8 +56,7 @@ def _node(flow: Flow, node: Node) -> str:
         layout = node.placement.layout
         text += f" on {node.placement.pool}"
         if layout is not None:
-            text += f"[dp={layout.dp}, tp={layout.tp}, pp={layout.pp}"
-            text += f", ep={layout.ep}]" if layout.ep > 1 else "]"
+            text += f"[{', '.join(_layout(layout))}]"
     if node.phase != "step":
         text += f" in @{node.phase}"
     if node.slot is not None:
@@ -62,6 +64,14 @@ def _node(flow: Flow, node: Node) -> str:
     if node.inserted_by:
         text += f" by={node.inserted_by}"
     return text
+
+
+def _layout(layout: Layout) -> Iterator[str]:
+    """The three main axes, and what else is not at its default."""
+    for item in fields(layout):
+        value = getattr(layout, item.name)
+        if item.name in ("dp", "tp", "pp") or value != item.default:
+            yield f"{item.name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _edge(edge: Edge) -> str:
@@ -84,7 +94,7 @@ def changed(value: Any) -> dict[str, Any]:
     """Fields of a dataclass that are not at their default, as JSON values; nested dataclasses keep their `kind`."""
     out: dict[str, Any] = {}
     for field in fields(value):
-        if field.name == "kind":
+        if field.name in ("kind", "span"):
             continue
         item = getattr(value, field.name)
         if field.default is not MISSING and item == field.default:

@@ -5,10 +5,10 @@ Every source is a frozen dataclass with a `kind`; the plan file stores exactly t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlflow.ir.columns import Layout, Role
+from rlflow.values import dataclass
 
 TooLong = Literal["error", "drop", "truncate"]
 """What is done with a prompt that, after the chat template, leaves no room for the longest response: stop the run,
@@ -67,6 +67,26 @@ class GymData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters beside frozen linear layers (Hu et al. 2021, arXiv 2106.09685): W x + (alpha / rank) B A x.
+
+    Only A [rank, in] and B [out, rank] are trained. B starts at 0, so that the model starts as its base.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    rank: int
+    alpha: float
+    targets: Literal["attention", "all_linear"] | tuple[str, ...]
+    """Which linear layers of the decoder: those of the attention, all of them, or those of these names."""
+    init_seed: int = 0
+    """Seed of A."""
+    kind: Literal["lora"] = "lora"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", _tuples(self.targets))  # JSON has lists only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HfModel:
     """A Hugging Face checkpoint folder (or hub name). Weights are kept in fp32 for training."""
 
@@ -74,6 +94,8 @@ class HfModel:
     path: str
     compute: Literal["fp32", "bf16"] = "fp32"
     """Precision of matrix products in training and of the rollout copy."""
+    lora: Lora | None = None
+    """With adapters the weights of the checkpoint are frozen."""
     kind: Literal["hf"] = "hf"
 
 
@@ -94,6 +116,7 @@ class TinyModel:
     """tokens"""
     init_seed: int = 0
     compute: Literal["fp32", "bf16"] = "fp32"
+    lora: Lora | None = None
     kind: Literal["tiny"] = "tiny"
 
 
@@ -108,10 +131,14 @@ class FrozenModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueModel:
-    """The first weights of another model with a scalar head instead of its vocabulary head; trained (a critic)."""
+    """The first weights of another model with a scalar head instead of its vocabulary head; trained (a critic).
+
+    `shared`: a scalar head on the other model's own body, not on a copy. One optimizer trains both.
+    """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
     of: str
+    shared: bool = False
     kind: Literal["value"] = "value"
 
 
@@ -132,6 +159,7 @@ class PresetModel:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
     name: str
     compute: Literal["fp32", "bf16"] = "bf16"
+    lora: Lora | None = None
     kind: Literal["preset"] = "preset"
 
 

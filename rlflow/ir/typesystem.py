@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from rlflow.values import dataclass
 
 RowKind = Literal["prompt", "sample"]
 Per = Literal["row", "token"]

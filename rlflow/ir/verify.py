@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rlflow.ir.flow import STEP, EdgeKind, Flow, Stage, reads_model
 from rlflow.ir.ops import FrozenModel, Score, Take, Train
+from rlflow.ir.order import phase_orders
 from rlflow.ir.typesystem import RowsType, WeightsType
 
 Rule = Callable[[Flow], Iterator[str]]
@@ -42,11 +43,10 @@ def _ports_are_single(flow: Flow) -> Iterator[str]:
 
 
 def _phases_are_acyclic(flow: Flow) -> Iterator[str]:
+    _, stuck = phase_orders(flow)
     for phase in (STEP, *(e.name for e in flow.evaluations)):
-        try:
-            flow.topological_order(phase)
-        except ValueError as error:
-            yield f"phase {phase}: {error}"
+        if phase in stuck:
+            yield f"phase {phase}: cycle through {', '.join(stuck[phase])}"
 
 
 def _types_fit_ops(flow: Flow) -> Iterator[str]:
@@ -68,7 +68,11 @@ def _everything_is_placed(flow: Flow) -> Iterator[str]:
             yield f"{node.id} has no placement"
         elif node.placement.pool not in flow.pools:
             yield f"{node.id} is placed on the unknown pool {node.placement.pool}"
-        elif reads_model(node.op) is not None and node.placement.layout is None:
+
+
+def _models_have_layouts(flow: Flow) -> Iterator[str]:
+    for node in flow.nodes.values():
+        if reads_model(node.op) is not None and (node.placement is None or node.placement.layout is None):
             yield f"{node.id} has a model but no layout"
 
 
@@ -87,7 +91,7 @@ def _trained_weights_reach_readers(flow: Flow) -> Iterator[str]:
         if not isinstance(trainer.op, Train):
             continue
         for node in flow.nodes.values():
-            if reads_model(node.op) == trainer.op.model and node.id != trainer.id and node.phase == STEP:
+            if flow.owner_of(reads_model(node.op)) == trainer.op.model and node.id != trainer.id and node.phase == STEP:
                 if (trainer.id, node.id) not in channels:
                     yield f"no weights edge from {trainer.id} to {node.id}"
 
@@ -120,7 +124,7 @@ RULES: dict[Stage, tuple[Rule, ...]] = {
         _evaluations_do_not_train,
     ),
     Stage.PLACED: (_everything_is_placed, _layouts_fill_pools),
-    Stage.PHYSICAL: (_trained_weights_reach_readers, _weights_edges_carry_tokens),
+    Stage.PHYSICAL: (_models_have_layouts, _trained_weights_reach_readers, _weights_edges_carry_tokens),
     Stage.SCHEDULED: (_slots_follow_edges,),
 }
 

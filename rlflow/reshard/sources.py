@@ -16,7 +16,7 @@ from rlflow.reshard.shares import WHOLE, Share, share_elements
 
 LP_UP_TO = 2000
 """Variables of the linear program: pairs of a delivery and a source."""
-MAX_QUANTA = 64
+MAX_QUANTA = 24
 
 
 def choose_sources(
@@ -96,13 +96,14 @@ def _fill(loads: Loads, delivery: Delivery, elements: int, *, multicast: bool, m
     node = {fabric.node_of[s]: float(loads.node_out.get(fabric.node_of[s], 0)) for s in sources}
     taken = dict.fromkeys(sources, 0)
     remote = each if delivery.remote else 0.0
+    around = max(sources) + 1
 
     def done(source: int) -> tuple[float, float, int]:
         """When the links of a source would be done with one quantum more."""
         home = fabric.node_of[source]
         port = (device[source] + each) / fabric.device_bandwidth[source]
         uplink = (node[home] + remote) / fabric.node_bandwidth[home] if delivery.remote else 0.0
-        return max(port, uplink), port + uplink, (source - delivery.turn) % (max(sources) + 1)
+        return max(port, uplink), port + uplink, (source - delivery.turn) % around
 
     for _ in range(quanta):
         chosen = min(sources, key=done)

@@ -16,14 +16,14 @@ import pytest
 from rlflow.diagnostics import CODES, CompileError, Diagnostic, Severity, SourceFile
 from rlflow.diagnostics.codes import PAGES, WARNINGS, page_text
 from rlflow.diagnostics.suppress import apply_suppressions
+from rlflow.driver import context_of
 from rlflow.frontend.lower import lower
 from rlflow.grammar.parse import parse
-from rlflow.passes.base import PassContext
 from rlflow.passes.pipeline import run_pipeline
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "errors"
-RUNTIME = ("RLF4001", "RLF4002", *(code for code in CODES if code >= "RLF5"))
+RUNTIME = ("RLF3007", "RLF4001", "RLF4002", "RLF4004", *(code for code in CODES if code >= "RLF5"))
 """Codes that no .rlflow text gives by itself."""
 
 COMPILED = sorted(set(CODES) - set(RUNTIME))
@@ -57,7 +57,7 @@ def findings(code: str, example: Example, folder: Path) -> list[Diagnostic]:
     source = SourceFile("example.rlflow", example.text)
     try:
         lowered = lower(parse(source), folder, overrides=example.overrides)
-        context = PassContext(lowered.schedule, lowered.cluster)
+        context = context_of(lowered)
         run_pipeline(lowered.flow, context)
     except CompileError as error:
         return apply_suppressions(source, error.diagnostics)
@@ -124,12 +124,12 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_warnings_of_the_table_are_the_warnings_of_the_sources() -> None:
-    """`report.warning("RLF1013", ...)` and `severity=Severity.WARNING`: nothing else makes a warning."""
+    """`report.warning("RLF1013", ...)`, `context.warn(...)` and `severity=Severity.WARNING`: nothing else makes a warning."""
     found = set()
     for folder in ("rlflow", "grammar", "passes", "backends"):
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text("utf-8")
-            found |= set(re.findall(r"\.warning\(\s*\"(RLF\d{4})\"", text))
+            found |= set(re.findall(r"\.warn(?:ing)?\(\s*\"(RLF\d{4})\"", text))
             for made in re.findall(r"Diagnostic\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*Severity\.WARNING", text):
                 found |= set(re.findall(r"RLF\d{4}", made)[:1])
     assert found == WARNINGS

@@ -37,6 +37,7 @@ METRICS: dict[str, set[str]] = {
     "ppo": CLIPPED
     | {"critic/loss", "critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean", "critic/grad_norm", "timing_s/ref"},
     "grpo_arithmetic": CLIPPED | {"actor/kl_loss", "timing_s/ref"},
+    "grpo_lora": CLIPPED | {"actor/kl_loss", "timing_s/ref"},
     "dr_grpo": CLIPPED,
     "dapo": CLIPPED,
     "rloo": GRADIENT,

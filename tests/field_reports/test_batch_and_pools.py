@@ -12,17 +12,20 @@ PLAIN = "reinforce_pp(score)"
 # --- A ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prompts", "legal"), [(2, "6 prompts"), (8, "6 or 12 prompts")])
-def test_A1_prompts_over_data_parallel_ranks(prompts: int, legal: str, compile_: Any) -> None:
-    """Whole groups go to ranks, so it is the prompts that must divide: 3 prompts x 4 samples do not fit 6 ranks."""
-    result = compile_(prompts=prompts, n=4, devices=6)
+@pytest.mark.parametrize(
+    ("prompts", "n", "legal"), [(2, 4, "3 prompts; or n = 3 or 6"), (8, 4, "6 or 9 prompts; or n = 3 or 6")]
+)
+def test_A1_samples_over_data_parallel_ranks(prompts: int, n: int, legal: str, compile_: Any) -> None:
+    """8 and 32 samples do not divide over 6 ranks; the smallest legal counts are said."""
+    result = compile_(prompts=prompts, n=n, devices=6)
     assert result.codes[0] == "RLF2001"
-    assert f"{prompts} prompts do not divide over 6 data-parallel ranks of pool `main`" in result.words
+    assert f"{prompts * n} samples do not divide over the 6 data-parallel ranks of `samples`" in result.words
+    assert f"{prompts} prompts x {n} samples; pool `main`" in result.words
     assert f"nearest that divide: {legal}" in result.words
-    assert result.places[0] == f"sums.take({prompts} prompts)"
+    assert f"actor.generate(batch, n = {n}, max_new = 16 tokens)" in result.places
 
 
-@pytest.mark.parametrize(("prompts", "n"), [(6, 4), (12, 4), (6, 3)])
+@pytest.mark.parametrize(("prompts", "n"), [(3, 4), (6, 4), (1, 6), (2, 3), (2, 6)])
 def test_A1_twins_compile(prompts: int, n: int, compile_: Any) -> None:
     flow = compile_(prompts=prompts, n=n, devices=6).flow
     assert flow.nodes["samples"].type.rows == prompts * n
@@ -32,20 +35,29 @@ def test_A1_twins_compile(prompts: int, n: int, compile_: Any) -> None:
 def test_A2_512_samples_over_6_ranks(compile_: Any) -> None:
     result = compile_(prompts=512, n=1, devices=6, advantages=PLAIN)
     assert result.codes[0] == "RLF2001"
-    assert "512 prompts do not divide over 6 data-parallel ranks" in result.words
+    assert "512 samples do not divide over the 6 data-parallel ranks of `samples`" in result.words
     assert "nearest that divide: 510 or 516 prompts" in result.words
     for prompts in (510, 516):
         assert compile_(prompts=prompts, n=1, devices=6, advantages=PLAIN).codes == []
 
 
 def test_A3_the_node_that_breaks_the_rule_is_named(compile_: Any) -> None:
-    """An evaluation of every row fits 64 devices; the step of 32 prompts does not, and the error points there."""
+    """32 samples fit the 32 replicas of the rollout with tp 2, and not the 64 of the training."""
+    both = "place actor.generate on main with tp = 2 place actor.train on main with tp = 1"
+    sizes = {"n": 1, "devices": 64, "advantages": PLAIN, "schedule": both}
+    result = compile_(prompts=32, **sizes)
+    assert set(result.codes) == {"RLF2001"}
+    assert "32 samples do not divide over the 64 data-parallel ranks of `actor.train`" in result.words
+    assert "of `samples`" not in result.words
+    assert all(place.startswith("actor.train(") for place in result.places)
+    assert compile_(prompts=64, **sizes).codes == []
+
+
+def test_A3_an_evaluation_is_not_what_breaks_it(compile_: Any) -> None:
     items = "evaluate held { a = actor.generate(sums.all(), max_new = 4 tokens) g = exact(a) }"
     sizes = {"n": 1, "devices": 64, "advantages": PLAIN, "items": items}
     result = compile_(prompts=32, **sizes)
-    assert result.places[0] == "sums.take(32 prompts)"
-    assert "32 prompts do not divide over 64 data-parallel ranks" in result.words
-    assert "64 prompts" in result.found[0].help[0]
+    assert "32 samples do not divide over the 64 data-parallel ranks of `samples`" in result.words
     assert "sums.all" not in "".join(result.places)
     assert compile_(prompts=64, **sizes).codes == []
 
@@ -61,7 +73,7 @@ def test_A4_a_group_of_8_does_not_divide_into_7(compile_: Any) -> None:
     assert "a batch of 8 samples does not divide into mini-batches of 7" in result.words
     assert "8 = 1 x 7 + 1" in result.words
     assert "4 or 8 samples" in result.words
-    assert "1 prompt does not divide over 7" in compile_(prompts=1, n=8, devices=7).words
+    assert "8 samples do not divide over the 7 data-parallel ranks" in compile_(prompts=1, n=8, devices=7).words
 
 
 def test_A5_a_group_needs_two(compile_: Any) -> None:
@@ -119,11 +131,14 @@ def test_A9_an_evaluation_need_not_divide(compile_: Any) -> None:
 
 
 def test_A10_rollout_20_over_8_ranks(compile_: Any) -> None:
-    result = compile_(prompts=20, devices=8)
-    assert "20 prompts do not divide over 8 data-parallel ranks of pool `main`" in result.words
-    assert "nearest that divide: 16 or 24 prompts" in result.words
-    for prompts in (16, 24):
-        assert compile_(prompts=prompts, devices=8).codes == []
+    """20 samples, whether they are 20 prompts or 10 twice, are an error; 20 prompts of 4 are 80 samples and are not."""
+    for prompts, n in ((20, 1), (10, 2)):
+        advantages = PLAIN if n == 1 else "group_normalize(score)"
+        result = compile_(prompts=prompts, n=n, devices=8, advantages=advantages)
+        assert "20 samples do not divide over the 8 data-parallel ranks of `samples`" in result.words
+        assert f"nearest that divide: {'16 or 24' if n == 1 else '8 or 12'} prompts" in result.words
+    for prompts, n in ((16, 4), (20, 4), (24, 4)):
+        assert compile_(prompts=prompts, n=n, devices=8).codes == []
 
 
 def test_A10_a_mini_batch_divides_over_the_ranks_too(compile_: Any) -> None:

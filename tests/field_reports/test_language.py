@@ -96,7 +96,7 @@ MISSPELT = [
     (("cpus = 64", "cpu = 64"), "RLF1003", "cpus"),
     (("ppo_clip(0.2)", "ppo_clip(0.2, hihg = 0.3)"), "RLF1003", "high"),
     (("group_normalize(score)", "group_normalize(score, stdd = false)"), "RLF1003", "std"),
-    (("pool main = 1 devices", "pool main = 1 devices { memory = 3 GiB }"), "RLF1003", ""),
+    (("pool main = 1 devices", "pool main = 1 devices { memroy = 3 GiB }"), "RLF1003", "memory"),
     (("pool main = 1 devices", "pool main = 1 devices place actor on main with ddp = 1"), "RLF1003", "dp"),
     (("pool main = 1 devices", "pool main = 1 devices place exact on cpu with worker = 1"), "RLF1003", "workers"),
 ]
@@ -243,11 +243,11 @@ def test_Q9_what_is_not_used_may_be_incomplete(unused: str, compile_: Any) -> No
     ("line", "says"),
     [
         ("staleness actor = 1 step", "staleness needs rollout and training on separate pools"),
-        ("trigger samples at 75%", "this version does not plan triggers yet"),
+        ("trigger samples at 75%", "a trigger needs rollout and training on separate pools"),
     ],
 )
-def test_Q12_what_this_version_cannot_do_is_refused(line: str, says: str, compile_: Any) -> None:
+def test_Q12_what_can_have_no_effect_is_refused(line: str, says: str, compile_: Any) -> None:
     result = compile_(schedule=line, items="allow actor staleness <= 1 steps")
-    assert result.codes == ["RLF4003"]
+    assert result.codes == ["RLF2006"]
     assert says in result.words
     assert result.places == [line] or result.places == [line.partition("with ")[2]]

@@ -7,10 +7,10 @@ leaves out is a KeyError where it is needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlflow.cluster import presets
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

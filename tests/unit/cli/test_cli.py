@@ -289,7 +289,7 @@ def test_graph(argv: list[str], start: str, rlflow: Cli) -> None:
 
 
 def test_opt_reads_what_it_prints(rlflow: Cli) -> None:
-    passes = "insert-old-logprobs,place,insert-weight-edges,schedule".split(",")
+    passes = "insert-old-logprobs,place,parallelize,insert-weight-edges,schedule".split(",")
     whole = rlflow("opt", "f.rlflow", "-p", ",".join(passes)).out
     text = rlflow("opt", "f.rlflow").out
     for name in passes:

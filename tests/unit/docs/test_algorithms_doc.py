@@ -18,7 +18,7 @@ TEXT = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.rlflow"))
 ROWS = re.findall(r"^\| [^|]+ \| `(\w+\.rlflow)` \| (\d+) \| (\d+) \| [^|]+ \| (\d+) \|$", TEXT, re.MULTILINE)
 SECTIONS = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-SAME_ALGORITHM = {"grpo_smollm2.rlflow", "async_grpo.rlflow", "pangu_ultra_moe.rlflow"}
+SAME_ALGORITHM = {"grpo_smollm2.rlflow", "grpo_lora.rlflow", "async_grpo.rlflow", "pangu_ultra_moe.rlflow"}
 """Examples without a row of their own: another one in the table has the same algorithm."""
 
 

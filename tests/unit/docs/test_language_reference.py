@@ -15,6 +15,7 @@ import pytest
 
 from rlflow.cluster import presets
 from rlflow.diagnostics import CompileError, SourceFile
+from rlflow.driver import context_of
 from rlflow.frontend import signatures
 from rlflow.frontend.clusters import MAX_DEVICES, preset
 from rlflow.frontend.constants import LARGEST
@@ -36,12 +37,12 @@ from rlflow.frontend.parameters import (
     Whole,
     Word,
 )
-from rlflow.frontend.schedules import ADMISSIONS, AXES, CARRIES, MAX_WORKERS
+from rlflow.frontend.layout_settings import LAYOUT_SETTINGS
+from rlflow.frontend.schedules import ADMISSIONS, CARRIES, MAX_WORKERS
 from rlflow.frontend.units import UNITS
 from rlflow.grammar.format import format_text
 from rlflow.grammar.parse import MAX_DEPTH, parse
 from rlflow.grammar.words import ITEM_WORDS
-from rlflow.passes.base import PassContext
 from rlflow.passes.pipeline import run_pipeline
 
 ROOT = Path(__file__).parents[3]
@@ -168,6 +169,7 @@ def sections() -> dict[str, dict[str, Signature]]:
         ("Optimizers", signatures.OPTIMIZERS),
         ("Corrections for staleness", signatures.CORRECTIONS),
         ("What to do when a sample cannot be scored", signatures.ON_ERRORS),
+        ("Adapters", signatures.ADAPTERS),
     ):
         found[heading] = {f"`{word}(...)`": s for word, s in table.items()}
     return found
@@ -200,12 +202,13 @@ def test_every_unit_device_and_callable_is_there() -> None:
     tables = {name for name in vars(signatures) if name.isupper() and not name.startswith("_")}
     assert tables - {"P", "REQUIRED", "MOST", "PRESETS"} == {
         "DECLARATIONS", "METHODS", "FUNCTIONS", "REWARD_CALL", "LOSSES", "OPTIMIZERS", "CORRECTIONS", "ON_ERRORS",
+        "ADAPTERS",
     }  # fmt: skip
 
 
 def test_schedule_words_are_those_of_the_sources() -> None:
     part = TEXT.partition("## Schedule\n")[2].partition("\n## ")[0]
-    for word in (*AXES, *ADMISSIONS, *CARRIES):
+    for word in (*LAYOUT_SETTINGS, "split", *ADMISSIONS, *CARRIES):
         assert f"`{word}`" in part
 
 
@@ -283,7 +286,7 @@ def test_example_compiles(example: Example, tmp_path: Path) -> None:
     names = {s.cluster.text for s in parse(SourceFile("x", text)).schedules if s.cluster} or {None}
     for name in names:
         lowered = lower(parse(SourceFile("x.rlflow", text)), tmp_path, cluster_name=name)
-        context = PassContext(lowered.schedule, lowered.cluster)
+        context = context_of(lowered)
         run_pipeline(lowered.flow, context)
         assert [d.message for d in (*lowered.warnings, *context.diagnostics)] == []
 

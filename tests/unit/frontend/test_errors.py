@@ -239,7 +239,7 @@ MISTAKES = [
     Mistake("pool main", "trigger sample at 75% pool main", "trigger samples at 75%, carry partial pool main", "RLF1001", "sample",
             "unknown value `sample`", "`samples`"),
     Mistake("pool main", "trigger samples at 75%, carry on_ pool main", "trigger samples at 75%, carry finish pool main",
-            "RLF1001", "on_", "`carry` is `partial` or `finish`"),
+            "RLF1001", "on_", "`carry` is `partial`, `finish` or `nothing`"),
 ]  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from rlflow.diagnostics import CompileError, SourceFile
 from rlflow.diagnostics.render import render
+from rlflow.driver import context_of
 from rlflow.frontend.lower import lower
 from rlflow.grammar.parse import parse
-from rlflow.passes.base import PassContext
 from rlflow.passes.pipeline import run_pipeline
 
 DESIGN = (Path(__file__).parents[2] / "data" / "design_example.rlflow").read_text("utf-8")
@@ -37,7 +37,7 @@ def check_answer(text: str) -> None:
     try:
         program = parse(SourceFile("x.rlflow", text))
         start = lower(program, None)
-        run_pipeline(start.flow, PassContext(start.schedule, start.cluster))
+        run_pipeline(start.flow, context_of(start))
     except CompileError as error:
         problems = error.diagnostics
     for problem in problems:
@@ -53,7 +53,7 @@ def test_both_texts_are_sound() -> None:
     for text in (DESIGN, ONE_POOL):
         lower(parse(SourceFile("x.rlflow", text)), None)
     start = lower(parse(SourceFile("x.rlflow", ONE_POOL)), None)
-    run_pipeline(start.flow, PassContext(start.schedule, start.cluster))
+    run_pipeline(start.flow, context_of(start))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.diagnostics import CompileError
-from rlflow.driver import read_source
+from rlflow.driver import context_of, read_source
 from rlflow.frontend.lower import lower
 from rlflow.grammar.parse import parse
 from rlflow.ir import ops
@@ -32,7 +32,6 @@ from rlflow.ir.flow import (
 from rlflow.ir.parser import FlowSyntaxError, parse_flow
 from rlflow.ir.printer import describe_type, print_flow
 from rlflow.ir.typesystem import Field, RowsType, WeightsType
-from rlflow.passes.base import PassContext
 from rlflow.passes.pipeline import DEFAULT_PIPELINE, run_pipeline
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +60,8 @@ def without_spans(flow: Flow) -> Flow:
         span=None,
         save_span=None,
         allowed_staleness=dict(flow.allowed_staleness),
+        corrections=dict(flow.corrections),
+        decisions=tuple(dataclasses.replace(d, span=None) for d in flow.decisions),
     )
 
 
@@ -68,7 +69,7 @@ def without_spans(flow: Flow) -> Flow:
 def test_round_trip_at_every_stage(file: Path) -> None:
     start = lower(parse(read_source(file)), None)  # without looking for the files that it names
     seen: list[Flow] = [start.flow]
-    context = PassContext(start.schedule, start.cluster)
+    context = context_of(start)
     try:
         run_pipeline(start.flow, context, DEFAULT_PIPELINE, lambda name, before, after: seen.append(after))
     except CompileError as error:

@@ -80,7 +80,7 @@ BROKEN: list[tuple[str, Change, str]] = [
     ("_evaluations_do_not_train", lambda f: change(f, "t", phase="held"), "t trains inside the evaluation held"),
     ("_everything_is_placed", lambda f: change(f, "b", placement=None), "b has no placement"),
     ("_everything_is_placed", lambda f: change(f, "b", placement=Placement("x")), "b is placed on the unknown pool x"),
-    ("_everything_is_placed", lambda f: change(f, "s", placement=Placement("main")), "s has a model but no layout"),
+    ("_models_have_layouts", lambda f: change(f, "s", placement=Placement("main")), "s has a model but no layout"),
     (
         "_layouts_fill_pools",
         lambda f: change(f, "s", placement=Placement("main", Layout(3))),

@@ -36,12 +36,12 @@ from rlflow.plan import (
     RunStage,
     SaveCheckpoint,
     Source,
-    SpanRef,
     Stage,
     Stop,
     TakeRows,
     WaitStage,
 )
+from rlflow.plan_parts import SpanRef
 
 FILE = "examples/grpo.rlflow"
 

@@ -8,9 +8,16 @@ import io
 import pytest
 from rich.console import Console
 
-from rlflow.backends.visualizers.summary import MAX_LINES, describe_guarantee, describe_loss, summarize, summary_text
+from rlflow.backends.visualizers.summary import (
+    MAX_LINES,
+    describe_guarantee,
+    describe_loss,
+    describe_stale,
+    summarize,
+    summary_text,
+)
 from rlflow.ir.ops import Entropy, PpoClip, Train
-from rlflow.plan import Plan, Program, RunStage
+from rlflow.plan import Plan, Program, RunStage, StaleReader
 
 
 def train_of(plan: Plan) -> Train:
@@ -76,6 +83,13 @@ def test_loss_without_kl_says_so(plan: Plan) -> None:
 
 
 def test_stale_channel_states_its_bound(plan: Plan) -> None:
-    text = describe_guarantee(plan.channels[0].model_copy(update={"max_staleness": 2, "transport": "alias"}))
-    assert "staleness <= 2 steps" in text
+    reader = StaleReader(
+        stage="s", steps=1, permitted=3, admit="slack_edf", burst=2, trigger=0.75, carry="partial",
+        guarantee="per_sample", worst_age=2, span=plan.stages[0].because.span,
+    )  # fmt: skip
+    text = describe_guarantee(plan.channels[0].model_copy(update={"stale": (reader,), "transport": "alias"}))
+    assert "staleness 1 of 3 allowed, admit slack_edf in bursts of 2, trigger at 75% carry partial" in text
+    assert "no sample is older than 2 steps (hard per sample)" in text
     assert "themselves" in text
+    loose = reader.model_copy(update={"admit": "count", "guarantee": "aggregate", "worst_age": None})
+    assert "no bound on the age of a sample (aggregate only)" in describe_stale(loose)

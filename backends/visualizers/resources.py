@@ -1,0 +1,118 @@
+"""Time, memory and traffic of a plan in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rlflow.plan import Plan
+from rlflow.plan_decisions import MemoryPhase, PoolMemory
+
+Line = tuple[Literal["title", "head", "plain", "inserted", "quiet"], str]
+
+GIB = 2**30
+_OBJECTS_SHOWN = 3
+
+
+def cadence_lines(plan: Plan) -> list[Line]:
+    """The period of a step, the cycle that sets it, and what would make it shorter; empty where it is not known."""
+    found = plan.cadence
+    if found is None:
+        return []
+    cycle = " -> ".join(f"{name} {seconds(us)}" for name, us in zip(found.cycle, found.cycle_us, strict=True) if us)
+    over = f", over {found.tokens} tokens" if found.tokens > 1 else ""
+    lines: list[Line] = [
+        ("head", "time, by the cost model"),
+        ("plain", f"  a step every {seconds(found.us)}: {cycle}{over}"),
+    ]
+    spare = [f"{name} {seconds(us)}" for name, us in found.slack if us * 100 > found.us]
+    if spare:
+        lines.append(("plain", f"  slack: {', '.join(spare)}"))
+    shorter = [f"one more token on {edge}: {seconds(us)}" for edge, us in found.one_more_token]
+    shorter += [f"{name} in no time: {seconds(us)}" for name, us in found.without[:2]]
+    shorter += [
+        f"staleness {steps} of {model} is the most that shortens a step" for model, steps in found.useful_staleness
+    ]
+    if shorter:
+        lines.append(("plain", f"  what would change it: {'; '.join(shorter)}"))
+    return lines
+
+
+def reshard_lines(plan: Plan) -> list[Line]:
+    """What every reshard moves, against the least that is possible."""
+    lines: list[Line] = [("head", "reshards")] if plan.reshards else []
+    for found in plan.reshards:
+        how = "all-to-all of experts" if found.all_to_all else f"{found.rounds} rounds"
+        how += f", {_split_words(found.split)}" if found.split else ""
+        lines.append(
+            (
+                "plain",
+                f"  {found.model} {found.source}->{found.target}: {size(found.received)} received (redundancy "
+                f"{found.redundancy:.0%}), {size(found.local)} kept; busiest device "
+                f"{size(found.busiest)}, "
+                f"buckets {size(found.bucket_bytes)}, {how}; {seconds(found.us)}, links allow {seconds(found.bound_us)}",
+            )
+        )
+    return lines
+
+
+def _split_words(split: Sequence[tuple[str, int]]) -> str:
+    """The tensor that is cut into the most pieces to fit into a bucket, and how many others there are."""
+    name, pieces = max(split, key=lambda part: part[1])
+    others = f" and {len(split) - 1} more" if len(split) > 1 else ""
+    return f"{name} in {pieces} pieces{others}"
+
+
+def memory_lines(plan: Plan) -> list[Line]:
+    """A table: for every stage the fullest moment of one device, and the largest objects in it."""
+    lines: list[Line] = []
+    for memory in plan.memory:
+        lines.append(("head", f"memory of a device of {memory.pool}: {_memory_words(memory)}"))
+        rows = [
+            [phase.stage, size(phase.bytes), f"{phase.bytes / memory.capacity:.0%}", _contents(phase)]
+            for phase in memory.phases
+        ]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+        for row in rows:
+            cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
+            lines.append(("plain", "  " + "  ".join(cells)))
+    return lines
+
+
+def _memory_words(memory: PoolMemory) -> str:
+    swapped = (
+        f", {size(memory.peak_without_swaps)} without moving anything"
+        if memory.peak != memory.peak_without_swaps
+        else ""
+    )
+    host = max((phase.host_bytes for phase in memory.phases), default=0)
+    room = size(memory.host_capacity) if memory.host_capacity else "an amount that the cluster does not state"
+    on_host = f"; host {size(host)} of {room}" if host else ""
+    return f"at most {size(memory.peak)} of {size(memory.capacity)}{swapped}{on_host}"
+
+
+def _contents(phase: MemoryPhase) -> str:
+    """The largest objects, and the cache of a stage that generates: it is what memory leaves it."""
+    contents = phase.contents
+    cache = f"{phase.stage} keys and values"
+    listed = [part for place, part in enumerate(contents) if place < _OBJECTS_SHOWN or part[0] == cache]
+    shown = ", ".join(f"{name} {size(count)}" for name, count in listed)
+    more = len(contents) - len(listed)
+    return shown + (f", {more} more" if more > 0 else "")
+
+
+def size(count: int) -> str:
+    """Bytes with three digits or so: `12.3 GiB`."""
+    for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+def seconds(us: int) -> str:
+    """Microseconds as a person reads them: `18.6 min`, `3.20 s`, `41 ms`."""
+    if us >= 600_000_000:
+        return f"{us / 60e6:.1f} min"
+    if us >= 1_000_000:
+        return f"{us / 1e6:.3g} s"
+    return f"{us / 1000:.3g} ms"

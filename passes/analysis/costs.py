@@ -1,0 +1,157 @@
+"""Seconds and bytes of the stages of a flow on the pools that they are placed on.
+
+Nothing is estimated where a fact is missing: the reason is kept, so that it can be said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from rlflow.cost.components import FULL, MIXED, Precision
+from rlflow.cost.dimensions import Dimensions, dimensions
+from rlflow.cost.errors import CostError
+from rlflow.cost.lengths import Fixed, Lognormal
+from rlflow.cost.machine import Machine, machine
+from rlflow.cost.roles import stage_cost
+from rlflow.cost.stages import ComputeOptions, EngineOptions, Role, StageCost, Workload
+from rlflow.ir.flow import Flow, Layout, Node, PoolSpec, reads_model
+from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Train, ValueModel, Values
+from rlflow.passes.analysis.work import MEAN_SHARE, Work, work_of
+from rlflow.passes.base import PassContext
+
+ROLES: dict[type, Role] = {
+    Train: "train",
+    Logprobs: "logprobs",
+    Values: "values",
+    ModelScore: "score",
+    Generate: "generate",
+}
+
+
+@dataclass
+class Costs:
+    """Answers for one flow, remembered."""
+
+    flow: Flow
+    context: PassContext
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Pool or model to what is not known about it."""
+    _machines: dict[str, Machine | None] = field(default_factory=dict)
+    _models: dict[str, Dimensions | None] = field(default_factory=dict)
+
+    def machine(self, pool: PoolSpec) -> Machine | None:
+        """The devices of a pool; None for CPUs, whose speed nobody states, and where a fact is missing."""
+        if pool.name not in self._machines:
+            found = None
+            if pool.device == "cpu":
+                self.unknown[pool.name] = "the speed and memory of CPUs are measured, not stated"
+            elif pool.device != "functions":
+                try:
+                    found = machine(self.context.cluster, tuple(dict.fromkeys(pool.host_of_rank)))
+                except CostError as error:
+                    self.unknown[pool.name] = str(error)
+            self._machines[pool.name] = found
+        return self._machines[pool.name]
+
+    def model(self, name: str) -> Dimensions | None:
+        """The sizes of a model; None where its architecture is not known."""
+        if name not in self._models:
+            found = None
+            architecture = self.context.architectures.get(name)
+            if architecture is None:
+                self.unknown[name] = f"the architecture of `{name}` is not known before it is loaded"
+            else:
+                try:
+                    found = dimensions(architecture)
+                except CostError as error:
+                    self.unknown[name] = str(error)
+            self._models[name] = found
+        return self._models[name]
+
+    def precision(self, name: str) -> Precision:
+        """Bytes of a model's numbers: 32 bits throughout, or 16-bit weights with a 32-bit master copy in training."""
+        source = self.flow.models[name].source
+        while isinstance(source, FrozenModel | ValueModel):
+            source = self.flow.models[source.of].source
+        return FULL if source.compute == "fp32" else MIXED
+
+    def work(self, node: Node) -> Work | None:
+        model = reads_model(node.op)
+        architecture = None if model is None else self.context.architectures.get(model)
+        longest = None if architecture is None else architecture.facts.get("max_position_embeddings")
+        return work_of(self.flow, node, longest or None)
+
+    def cost(
+        self, node: Node, layout: Layout | None = None, on: Machine | None = None, memory_bytes: int | None = None
+    ) -> StageCost | None:
+        """Of a model stage where it is placed, or in another layout on another machine; None where something is not
+        known. `memory_bytes` is what an engine may take of a device. CostError for a layout that does not fit."""
+        name, role = reads_model(node.op), ROLES.get(type(node.op))
+        if name is None or role is None:
+            return None
+        placement = node.placement
+        if layout is None and placement is not None:
+            layout = placement.layout
+        if on is None and placement is not None:
+            on = self.machine(self.flow.pools[placement.pool])
+        model, work = self.model(name), self.work(node)
+        if layout is None or on is None or model is None or work is None:
+            return None
+        precision = self.precision(name)
+        if memory_bytes is not None:
+            on = replace(on, memory_bytes=memory_bytes)
+        found = stage_cost(
+            role,
+            model,
+            layout,
+            on,
+            workload(work),
+            ComputeOptions(precision=precision),
+            EngineOptions(precision=precision, memory_share=1.0),
+        )
+        lora = self.adapters(name)
+        return found if lora is None or role != "train" else _of_adapters(found, lora, layout)
+
+    def adapters(self, name: str) -> int | None:
+        """Parameters of a model's adapters; None where all of its weights are trained."""
+        lora = getattr(self.flow.models[name].source, "lora", None)
+        architecture = self.context.architectures.get(name)
+        if lora is None or architecture is None:
+            return None
+        from rlflow.reshard.catalogue import catalogue
+
+        total = 0
+        for tensor in catalogue(architecture, mtp=False):
+            parts = tensor.name.split(".")
+            if len(tensor.shape) != 2 or "layers" not in parts:
+                continue
+            layer = parts[-2]
+            attention = "self_attn" in parts
+            if lora.targets == "all_linear" or (attention and lora.targets == "attention") or layer in lora.targets:
+                total += lora.rank * sum(tensor.shape)
+        return total
+
+
+def _of_adapters(cost: StageCost, parameters: int, layout: Layout) -> StageCost:
+    """The training of adapters beside frozen weights: gradients and moments are theirs only, in 32 bits.
+
+    An upper bound: on the device that holds all adapters of its pipeline stage.
+    """
+    mine = -(-parameters // layout.pp)
+    static = replace(cost.static, gradients=4 * mine, optimizer=12 * mine)
+    return replace(cost, static=static, peak_bytes=static.total)
+
+
+def workload(work: Work) -> Workload:
+    """The batch with assumed lengths: prompts as long as assumed, responses lognormal and cut off at max_new."""
+    mean = max(1.0, work.max_new * MEAN_SHARE)
+    response = Lognormal.of_mean(mean, work.max_new) if work.max_new > 4 else Fixed(work.max_new)
+    return Workload(
+        prompts=work.prompts,
+        prompt=Fixed(work.prompt_tokens),
+        response=response,
+        samples=work.samples,
+        microbatch_tokens=work.microbatch_tokens,
+        minibatch=work.minibatch,
+        epochs=work.epochs,
+    )

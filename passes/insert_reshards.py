@@ -1,0 +1,196 @@
+"""insert-reshards: how weights get from the layout that trains to every layout that reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rlflow.ir.decisions import Reshard
+from rlflow.ir.flow import EdgeKind, Flow, Layout, Node, PoolSpec, Stage
+from rlflow.ir.ops import Train
+from rlflow.passes.base import Pass, PassContext
+from rlflow.values import dataclass
+
+if TYPE_CHECKING:
+    from rlflow.passes.analysis.costs import Costs
+    from rlflow.reshard.endpoint import Fabric
+
+BUCKET_BYTES = 2 * 2**30
+"""Beside both layouts on a device, at most: two buffers of 1 GiB, one filled while the other is emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class InsertReshards(Pass):
+    """Plan the transfer of weights wherever the devices that read hold other parts than those that train.
+
+    Every missing byte is received once, which is the least possible; where the pools share devices, ranks are mapped so
+    that the most is already in place. Readers of one model in one layout on one pool share a reshard. A model whose
+    architecture is not known is resharded all the same; only the numbers are missing.
+    """
+
+    name: ClassVar[str] = "insert-reshards"
+    requires: ClassVar[Stage] = Stage.PHYSICAL
+    ensures: ClassVar[Stage] = Stage.PHYSICAL
+
+    def run(self, flow: Flow, context: PassContext) -> Flow:
+        wanted = _wanted(flow)
+        if not wanted:
+            return flow
+        from rlflow.passes.analysis.costs import Costs
+
+        costs = Costs(flow, context)
+        planned = [_plan(flow, trainer, readers, costs, context) for trainer, readers in wanted]
+        found: list[Reshard] = []
+        for reshard in planned:
+            if reshard is not None:
+                same = sum(1 for other in found if (other.model, other.target) == (reshard.model, reshard.target))
+                found.append(replace(reshard, id=f"{reshard.model} {same + 1}" if same else reshard.model))
+        return replace(flow, decisions=(*flow.decisions, *found))
+
+
+def _wanted(flow: Flow) -> list[tuple[Node, list[Node]]]:
+    """Trainers, each with the stages of one other pool or layout that read its weights."""
+    groups: dict[tuple[str, str, Layout], list[Node]] = {}
+    for edge in flow.edges:
+        if edge.kind is not EdgeKind.WEIGHTS:
+            continue
+        trainer, reader = flow.nodes[edge.src], flow.nodes[edge.dst]
+        here, there = trainer.placement, reader.placement
+        assert here is not None
+        assert there is not None
+        if here.layout is None or there.layout is None:
+            continue
+        if here.pool != there.pool or here.layout.weights != there.layout.weights:
+            groups.setdefault((trainer.id, there.pool, there.layout.weights), []).append(reader)
+    return [(flow.nodes[trainer], readers) for (trainer, _, _), readers in groups.items()]
+
+
+def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context: PassContext) -> Reshard | None:
+    from rlflow.reshard.atoms import atom_classes
+    from rlflow.reshard.buckets import plan_buckets, split_tensors
+    from rlflow.reshard.catalogue import catalogue
+    from rlflow.reshard.endpoint import Endpoint
+    from rlflow.reshard.errors import ReshardError
+    from rlflow.reshard.exchange import expert_exchange
+    from rlflow.reshard.mapping import map_ranks
+    from rlflow.reshard.plan import plan_reshard
+    from rlflow.reshard.shards import Sharding
+    from rlflow.reshard.storage import Storage
+
+    assert isinstance(trainer.op, Train)
+    architecture = context.architectures.get(trainer.op.model)
+    if architecture is None:
+        return None
+    here, there = trainer.placement, readers[0].placement
+    assert here is not None and here.layout is not None  # noqa: PT018
+    assert there is not None and there.layout is not None  # noqa: PT018
+    source, target = flow.pools[here.pool], flow.pools[there.pool]
+    shared = source.name == target.name
+    size = len(source.host_of_rank)
+    first = 0 if shared else size
+    dtype = "bfloat16" if costs.precision(trainer.op.model).weights == 2 else "float32"
+    before, after = (  # a vocabulary that tp does not divide is padded, at each end to a multiple of its own tp
+        Storage(vocabulary_multiple=layout.tp, dtype=dtype, mtp=False) for layout in (here.layout, there.layout)
+    )
+    vocabulary = int(architecture.facts["vocab_size"])
+    padded = (before.padded_vocabulary(vocabulary), after.padded_vocabulary(vocabulary))
+    fabric = _fabric(source, target, costs)
+    try:
+        tensors = catalogue(architecture, mtp=False)
+        devices = tuple(range(first, first + there.layout.size))
+        if shared:
+            ranks = atom_classes(Sharding(tensors, here.layout, before), Sharding(tensors, there.layout, after))
+            freely = map_ranks(ranks, tuple(range(size)), devices, fabric=fabric).devices
+            if _on_one_node(freely, there.layout.tp, fabric):
+                devices = freely
+            elif _on_one_node(devices, there.layout.tp, fabric):
+                together = there.layout.tp
+                devices = map_ranks(ranks, tuple(range(size)), devices, together=together, fabric=fabric).devices
+        plan = plan_reshard(
+            tensors,
+            Endpoint(here.layout, tuple(range(size)), before),
+            Endpoint(there.layout, devices, after),
+            fabric,
+        )
+        buckets = plan_buckets(plan, BUCKET_BYTES) if plan.received_bytes else None
+    except ReshardError as error:
+        context.error("RLF2001", f"`{trainer.op.model}` cannot be resharded: {error}", readers[0].span)
+        return None
+    exchange = expert_exchange(plan) if shared and context.shapes[trainer.op.model].experts else None
+    received, bucket = plan.loads.device_in, 0 if buckets is None else min(buckets.capacity_bytes, BUCKET_BYTES)
+    busiest = max(received.values(), default=0) * plan.element_bytes
+    bound_us, us = _times(plan.bounds.seconds, busiest, source, target, costs)
+    return Reshard(
+        id=trainer.op.model,
+        model=trainer.op.model,
+        trainer=trainer.id,
+        readers=tuple(reader.id for reader in readers),
+        source=source.name,
+        target=target.name,
+        needed=plan.kept_bytes + plan.received_bytes,
+        local=plan.kept_bytes,
+        received=plan.received_bytes,
+        lower_bound=plan.bounds.received_bytes,
+        busiest=busiest,
+        sent=max(plan.loads.device_out.values(), default=0) * plan.element_bytes,
+        node_in=max(plan.loads.node_in.values(), default=0) * plan.element_bytes,
+        node_out=max(plan.loads.node_out.values(), default=0) * plan.element_bytes,
+        bucket_bytes=bucket,
+        split=() if buckets is None else split_tensors(buckets),
+        padded_vocabulary=() if padded == (vocabulary, vocabulary) else padded,
+        rounds=0 if buckets is None else len(buckets.rounds),
+        mapping=() if devices == tuple(range(first, first + len(devices))) else devices,
+        all_to_all=exchange is not None and exchange.whole_experts,
+        bound_us=bound_us,
+        us=us,
+        span=readers[0].span,
+    )
+
+
+def _on_one_node(devices: tuple[int, ...], tp: int, fabric: Fabric) -> bool:
+    """Whether the devices of every tensor-parallel group, which talk in every layer, are on one node."""
+    nodes = [fabric.node_of[device] for device in devices]
+    return all(len(set(nodes[start : start + tp])) == 1 for start in range(0, len(nodes), tp))
+
+
+def _fabric(source: PoolSpec, target: PoolSpec, costs: Costs) -> Fabric:
+    """Devices numbered pool after pool. A node is what the scale-up network joins: a host, or a supernode.
+
+    Where the links of a device are not known all are taken as equal, so that traffic is balanced all the same.
+    """
+    from rlflow.reshard.endpoint import Fabric
+
+    pools = [source] if source.name == target.name else [source, target]
+    supernodes = {host.name: host.supernode or host.name for host in costs.context.cluster.hosts}
+    names: dict[str, int] = {}
+    nodes: list[int] = []
+    ports: list[float] = []
+    ways_out: dict[int, float] = {}
+    for pool in pools:
+        machine = costs.machine(pool)
+        inside = 1.0 if machine is None or machine.inside is None else machine.inside.bytes_per_s
+        across = inside if machine is None or machine.across is None else machine.across.bytes_per_s
+        for host in pool.host_of_rank:
+            node = names.setdefault(supernodes.get(host, host), len(names))
+            nodes.append(node)
+            ports.append(inside)
+            ways_out[node] = ways_out.get(node, 0.0) + across
+    return Fabric(tuple(nodes), tuple(ports), ways_out)
+
+
+def _times(bound: float, busiest: int, source: PoolSpec, target: PoolSpec, costs: Costs) -> tuple[int, int]:
+    """Microseconds that the links allow at best, and with the share of them that synchronisations reach; 0 where the
+    links are not known."""
+    from rlflow.cost.errors import UnknownFactError
+    from rlflow.cost.sync import weight_sync
+
+    machine = costs.machine(target)
+    if machine is None or costs.machine(source) is None or not busiest:
+        return 0, 0
+    hosts = {*source.host_of_rank, *target.host_of_rank}
+    joined = {host.supernode or host.name for host in costs.context.cluster.hosts if host.name in hosts}
+    try:
+        link = machine.link_inside() if len(joined) == 1 else machine.link_across()
+    except UnknownFactError:
+        return 0, 0
+    return round(bound * 1e6), round(weight_sync(busiest, link, machine) * 1e6)
