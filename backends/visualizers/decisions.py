@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rlflow.backends.visualizers.resources import seconds, size
+from rlflow.amounts import seconds, size
 from rlflow.backends.visualizers.summary import describe_stale
 from rlflow.backends.visualizers.words import describe_layout, describe_span
 from rlflow.plan import Layout, Plan
+from rlflow.plan_decisions import StageEstimate
 
 
 def explain_plan(plan: Plan) -> str:
@@ -84,13 +85,22 @@ def _inserted(plan: Plan) -> list[str]:
 
 
 def _placed(plan: Plan) -> list[str]:
-    lines = ["placed"]
+    measured = "" if plan.profile is None else f", with the times of profile {plan.profile.path}"
+    lines = [f"placed{measured}"]
     for stage in plan.stages:
         layout = "" if stage.layout is None or stage.layout == Layout() else f" {describe_layout(stage.layout)}"
         layout += f", {stage.kv_copies} copies of every key-value head" if stage.kv_copies > 1 else ""
-        time = next((f", {seconds(e.us)}" for e in plan.estimates if e.stage == stage.id), "")
+        time = next((f", {describe_estimate(e)}" for e in plan.estimates if e.stage == stage.id), "")
         lines.append(f"  {stage.id} on {stage.pool}{layout}{time}   ({describe_span(stage.because.span)})")
     return [*lines, ""]
+
+
+def describe_estimate(estimate: StageEstimate) -> str:
+    """The time of a stage and, from a profile, what it was measured for and where it goes."""
+    words = f"{seconds(estimate.us)}" + (f" ({estimate.measured})" if estimate.measured else "")
+    if estimate.measured and len(estimate.parts) > 1:
+        words += ": " + ", ".join(f"{name} {seconds(us)}" for name, us in estimate.parts)
+    return words
 
 
 def _limits(plan: Plan) -> list[str]:

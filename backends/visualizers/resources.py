@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from rlflow.amounts import seconds, size
 from rlflow.plan import Plan
 from rlflow.plan_decisions import MemoryPhase, PoolMemory
 
 Line = tuple[Literal["title", "head", "plain", "inserted", "quiet"], str]
 
-GIB = 2**30
 _OBJECTS_SHOWN = 3
 
 
@@ -22,7 +22,7 @@ def cadence_lines(plan: Plan) -> list[Line]:
     cycle = " -> ".join(f"{name} {seconds(us)}" for name, us in zip(found.cycle, found.cycle_us, strict=True) if us)
     over = f", over {found.tokens} tokens" if found.tokens > 1 else ""
     lines: list[Line] = [
-        ("head", "time, by the cost model"),
+        ("head", _source_of_times(plan)),
         ("plain", f"  a step every {seconds(found.us)}: {cycle}{over}"),
     ]
     spare = [f"{name} {seconds(us)}" for name, us in found.slack if us * 100 > found.us]
@@ -36,6 +36,16 @@ def cadence_lines(plan: Plan) -> list[Line]:
     if shorter:
         lines.append(("plain", f"  what would change it: {'; '.join(shorter)}"))
     return lines
+
+
+def _source_of_times(plan: Plan) -> str:
+    if plan.profile is None:
+        return "time, by the cost model"
+    scaled = [e.stage for e in plan.estimates if e.measured not in ("", "measured")]
+    computed = [e.stage for e in plan.estimates if not e.measured]
+    words = f"time, measured by profile {plan.profile.path}"
+    words += f"; scaled to other sizes: {', '.join(scaled)}" if scaled else ""
+    return words + (f"; by the cost model: {', '.join(computed)}" if computed else "")
 
 
 def reshard_lines(plan: Plan) -> list[Line]:
@@ -99,20 +109,3 @@ def _contents(phase: MemoryPhase) -> str:
     shown = ", ".join(f"{name} {size(count)}" for name, count in listed)
     more = len(contents) - len(listed)
     return shown + (f", {more} more" if more > 0 else "")
-
-
-def size(count: int) -> str:
-    """Bytes with three digits or so: `12.3 GiB`."""
-    for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
-
-
-def seconds(us: int) -> str:
-    """Microseconds as a person reads them: `18.6 min`, `3.20 s`, `41 ms`."""
-    if us >= 600_000_000:
-        return f"{us / 60e6:.1f} min"
-    if us >= 1_000_000:
-        return f"{us / 1e6:.3g} s"
-    return f"{us / 1000:.3g} ms"

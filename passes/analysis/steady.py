@@ -13,25 +13,34 @@ from rlflow.passes.analysis.tokens.graph import TokenEdge, TokenEdgeKind, TokenG
 
 
 def token_graph(flow: Flow, microseconds: dict[str, int] | None = None) -> TokenGraph:
-    """Stages of the step with their seconds, and for every model that is resharded a stage `reshard MODEL`.
+    """Stages of the step with their seconds, a stage `reshard MODEL` for every model that is resharded, and a stage
+    `copies before STAGE` where a pool waits for copies from or to the host.
 
     Edges: data and order edges without tokens; weight edges with theirs; for every queue a credit edge with its
     capacity; for every pool the order in which it runs its stages, one token. Python functions run beside the pool that
     calls them. `microseconds` replaces the estimates; a stage without either takes no time.
     """
     times = {estimate.stage: estimate.us for estimate in flow.decided(Estimate)}
-    places = _places(flow)
-    for swap in flow.decided(Swap):
-        stage = places.get((swap.pool, swap.before), swap.before)
-        times[stage] = times.get(stage, 0) + swap.exposed_us
+    copies = _copies(flow)
+    for name, us in copies.items():
+        if not name.startswith(_COPIES):
+            times[name] = times.get(name, 0) + us
     times |= microseconds or {}
     nodes = sorted(flow.phase_nodes(STEP), key=lambda node: node.slot or 0)
     homes = homes_of(flow)
     syncs = _syncs(flow)
+    orders = _orders(flow, nodes, homes, syncs, copies)
     stages = [TokenStage(node.id, times.get(node.id, 0) / 1e6, tag=node.span) for node in nodes]
     for name, reshard in {sync_name(reshard): reshard for reshard in syncs.values()}.items():
         stages.append(TokenStage(name, (times.get(name, 0) + reshard.us) / 1e6, tag=reshard.span))
-    edges = [*_flow_edges(flow, syncs), *_room(flow, nodes, homes), *_orders(flow, nodes, homes, syncs)]
+    listed = [name for order in orders.values() for name in order if name.startswith(_COPIES)]
+    stages += [TokenStage(name, copies[name] / 1e6) for name in listed]
+    edges = [
+        *_flow_edges(flow, syncs),
+        *_room(flow, nodes, homes),
+        *_waits(flow, nodes, homes, orders),
+        *_order_edges(flow, nodes, homes, orders),
+    ]
     return TokenGraph(tuple(stages), tuple(edges))
 
 
@@ -73,13 +82,24 @@ def sync_name(reshard: Reshard) -> str:
     return f"reshard {reshard.id}" + (f" on {reshard.target}" if reshard.source != reshard.target else "")
 
 
-def _places(flow: Flow) -> dict[tuple[str, str], str]:
-    """(pool, phase of its memory table) to the stage: weights are sent as a part of the training, before they count as
-    published."""
-    found: dict[tuple[str, str], str] = {}
+_COPIES = "copies before "
+
+
+def _copies(flow: Flow) -> dict[str, int]:
+    """Microseconds for which a pool waits for copies, by stage.
+
+    In front of a stage or of a reshard they are a stage of their own, which needs no weights; in front of sending they
+    are part of the training, whose weights count as published afterwards.
+    """
+    names: dict[tuple[str, str], str] = {}
     for reshard in flow.decided(Reshard):
-        found[reshard.target, f"reshard {reshard.id}"] = sync_name(reshard)
-        found[reshard.source, f"publish {reshard.model}"] = reshard.trainer
+        names[reshard.target, f"reshard {reshard.id}"] = _COPIES + sync_name(reshard)
+        names[reshard.source, f"publish {reshard.model}"] = reshard.trainer
+    found: dict[str, int] = {}
+    for swap in flow.decided(Swap):
+        if swap.exposed_us:
+            name = names.get((swap.pool, swap.before), _COPIES + swap.before)
+            found[name] = found.get(name, 0) + swap.exposed_us
     return found
 
 
@@ -126,16 +146,51 @@ def _room(flow: Flow, nodes: list[Node], homes: dict[str, str]) -> Iterator[Toke
             yield credit_of(TokenEdge(queue.stage, last, 0, queue.id, tag=queue.span), queue.capacity)
 
 
-def _orders(flow: Flow, nodes: list[Node], homes: dict[str, str], syncs: dict[str, Reshard]) -> Iterator[TokenEdge]:
+def _orders(
+    flow: Flow, nodes: list[Node], homes: dict[str, str], syncs: dict[str, Reshard], copies: dict[str, int]
+) -> dict[str, list[str]]:
+    """Pool to what it does in a step, one after the other. Python functions run beside it."""
+    found: dict[str, list[str]] = {}
     for pool in flow.pools.values():
         order: list[str] = []
         for node in nodes:
             if homes[node.id] != pool.name or isinstance(node.op, Score):
                 continue
             reshard = syncs.get(node.id)
-            if reshard is not None and sync_name(reshard) not in order:
-                order.append(sync_name(reshard))
-            order.append(node.id)
+            names = [node.id] if reshard is None else [sync_name(reshard), node.id]
+            order += [
+                part
+                for name in names
+                if name not in order
+                for part in (_COPIES + name, name)
+                if part == name or part in copies
+            ]
+        found[pool.name] = order
+    return found
+
+
+def _waits(flow: Flow, nodes: list[Node], homes: dict[str, str], orders: dict[str, list[str]]) -> Iterator[TokenEdge]:
+    """A pool takes what a stage reads from elsewhere before it receives weights or waits for copies for that stage."""
+    own = {node.id for node in nodes if not isinstance(node.op, Score)}
+    heads: dict[str, str] = {}
+    for order in orders.values():
+        head = ""
+        for name in order:
+            head = head or name
+            if name in own:
+                heads[name], head = head, ""
+    for edge in flow.edges:
+        if edge.kind is not EdgeKind.DATA or heads.get(edge.dst, edge.dst) == edge.dst:
+            continue
+        if edge.src not in own or homes[edge.src] != homes[edge.dst]:
+            yield TokenEdge(edge.src, heads[edge.dst], edge.tokens, "order", kind=TokenEdgeKind.ORDER, tag=edge.span)
+
+
+def _order_edges(
+    flow: Flow, nodes: list[Node], homes: dict[str, str], orders: dict[str, list[str]]
+) -> Iterator[TokenEdge]:
+    for pool in flow.pools.values():
+        order = orders[pool.name]
         yield from _collections(flow, nodes, homes, pool, order)
         for place, name in enumerate(order):
             last = place == len(order) - 1

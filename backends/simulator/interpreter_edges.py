@@ -1,0 +1,131 @@
+"""Samples on their way from generation to training: the protocol's controller, with signals and a memory of batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from rlflow.backends.simulator.clock import Clock, Signal
+from rlflow.plan import Stage, StaleReader
+from rlflow.protocol.controller import Batch, Controller
+from rlflow.protocol.settings import Settings
+from rlflow.protocol.trigger import Trigger
+
+
+def settings_of(stale: StaleReader | None, batch: int, group: int) -> Settings:
+    """How the edge admits and consumes; without staleness in order, one batch at a time."""
+    if stale is None:
+        return Settings("in_order", 0, batch, group)
+    share = Fraction(repr(round(stale.trigger, 9)))  # as written: 70% is not the binary number next to 0.7
+    trigger = Trigger(share, "partial" if stale.carry == "partial" else "finish", stale.carry == "nothing")
+    return Settings(stale.admit, stale.steps, batch, group, stale.burst, trigger)
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """The samples of one generate stage. Every decision is the controller's.
+
+    `rows` samples of the flow stand behind one of the controller's: 1 where samples run singly, the batch where a stage
+    is one block of time.
+    """
+
+    stage: Stage
+    stale: StaleReader | None
+    controller: Controller
+    clock: Clock
+    rows: int = 1
+    trained_elsewhere: bool = True
+    """Whether versions come from a training; without one a batch counts as trained as soon as it is taken."""
+    changed: Signal = field(default_factory=Signal)
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the edge has changed."""
+    dropping: list[Callable[[Iterable[int]], None]] = field(default_factory=list)
+    """Called with samples that were given up as too old."""
+    ages: dict[int, Counter[int]] = field(default_factory=dict)
+    """Step to the ages of its samples."""
+    tokens: Counter[int] = field(default_factory=Counter)
+    """Step to the response tokens that it trains on."""
+    loaded: int = 0
+    """Version that generates."""
+    _begun: dict[int, float] = field(default_factory=dict)
+    """Step to the share of its batch that it has."""
+    _trained: int = 0
+    """Steps whose training has ended."""
+
+    def share(self, step: int) -> float | None:
+        """The share of the step's batch that may be read now; None: the step may not start yet."""
+        c = self.controller
+        if step == c.step:
+            answer = c.poll()
+            for told in self.dropping:
+                told(answer.dropped)
+            if answer.batch is not None:
+                self._add(answer.batch)
+            if answer.batch is not None or answer.dropped:
+                self._settle()
+                self.notify()
+        elif step == c.step - 1 and self._begun.get(step, 1) < 1:
+            more = c.more()
+            if more is not None:
+                self._add(more)
+                self._settle()
+                self.notify()
+        return self._begun.get(step)
+
+    def missing(self, step: int) -> str:
+        """What the step waits for, in words."""
+        decided = self.controller.rule.decide(self.controller.step, self.controller.gate.batches)
+        return f"samples of {self.stage.id} for step {step} ({decided.waits_for or 'the rest of its batch'})"
+
+    def load(self, version: int) -> None:
+        """The engines have this version now."""
+        self.loaded = version
+        self._settle()
+        self.notify()
+
+    def trained(self, step: int) -> None:
+        """The training of the step has ended."""
+        self._trained = step + 1
+        self._settle()
+
+    def notify(self) -> None:
+        """Something has changed that others may wait for."""
+        self.clock.fire(self.changed)
+        for told in self.listeners:
+            told()
+
+    def finished_rounds(self, step: int) -> bool:
+        """Whether so much is finished that the step and those before it could start, by number of samples."""
+        c = self.controller
+        if c.step > step:
+            return True
+        batch = c.gate.batches.at(step)
+        least = c.trigger.start(batch, c.gate.group) if c.trigger.same_batch else c.trigger.least(batch, c.gate.group)
+        each = c.trigger.least(batch, c.gate.group)
+        open_steps = [it for it in c.steps.values() if not it.complete]
+        owed = sum(batch - len(it.groups) * c.gate.group for it in open_steps)
+        return len(c.rule.arrived) * c.gate.group >= owed + (step - c.step) * each + least
+
+    def _add(self, batch: Batch) -> None:
+        c = self.controller
+        ages = self.ages.setdefault(batch.step, Counter())
+        for age in batch.ages:
+            ages[age] += self.rows
+        self.tokens[batch.step] += sum(sample.tokens for sample in batch.samples)
+        places = len(batch.groups) * c.gate.group
+        share = 1.0 if batch.complete else places / c.gate.batches.at(batch.step) + self._begun.get(batch.step, 0)
+        self._begun[batch.step] = share
+        if batch.complete and not self.trained_elsewhere:
+            self._trained = self.loaded = batch.step + 1
+
+    def _settle(self) -> None:
+        """Tells the controller of trainings and versions, once it has the steps that they are of."""
+        c = self.controller
+        for step, it in list(c.steps.items()):
+            if step < self._trained and it.complete and not it.trained:
+                c.trained(step)
+        ready = [step + 1 for step, it in c.steps.items() if it.trained and step < self.loaded]
+        if ready and max(ready) > c.gate.version:
+            c.publish(max(ready))

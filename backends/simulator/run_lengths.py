@@ -1,0 +1,22 @@
+"""Lengths of responses, drawn so that every plan of a flow gets the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlflow.backends.simulator.sampling import LengthSampler
+from rlflow.cost.lengths import Fixed, Lengths, Lognormal
+from rlflow.plan_decisions import EngineEstimate
+
+
+def lengths_of(facts: EngineEstimate, seed: int, stage: str) -> Callable[[int, int], int]:
+    """(prompt, sample of the prompt) to tokens, from the distribution that the estimate of the stage assumes.
+
+    Prompts are numbered from the start of the simulation, so that plans with batches of other sizes and with other
+    rules of admission draw the same lengths.
+    """
+    lengths: Lengths = Fixed(facts.max_new)
+    if facts.mean_new < facts.max_new:
+        lengths = Lognormal.of_mean(facts.mean_new, facts.max_new)
+    sampler = LengthSampler(lengths, seed, stage)
+    return lambda prompt, sample: sampler.tokens(0, prompt, sample)

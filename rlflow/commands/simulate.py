@@ -1,0 +1,197 @@
+"""`rlflow simulate PLAN`: what a plan does over many steps, in virtual time."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rlflow.backends.simulator.report_study import Study
+    from rlflow.plan import Plan
+
+_BRACKETS = {"(": ")", "[": "]"}
+
+
+@click.command()
+@click.argument("path", metavar="FILE|PLAN", type=click.Path(path_type=Path))
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps that are measured.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Draw response lengths, so many times. 0: every stage takes the time of its estimate.",
+)
+@click.option(
+    "--stage",
+    "stated",
+    multiple=True,
+    metavar="NAME=SECONDS",
+    help="The time of a stage, of `reshard MODEL` or of `checkpoint`, in place of the estimate.",
+)
+@click.option("--evaluations", is_flag=True, help="Run the evaluations too.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace of the (first) simulation.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="PATH=A,B,...",
+    help="Compile with each value, as `--set` does, and print a table. Several: every combination.",
+)
+@click.option("--set", "-D", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace an argument.")
+@click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
+@click.option("--cluster", metavar="NAME", help="Which cluster's schedule.")
+@click.option(
+    "--profile", metavar="FILE", type=click.Path(path_type=Path), help="Estimate from what `rlflow profile` measured."
+)
+@click.option("--format", "format_", type=click.Choice(("text", "json")), default="text")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def simulate(
+    path: Path,
+    steps: int,
+    seeds: int,
+    stated: tuple[str, ...],
+    evaluations: bool,
+    trace: Path | None,
+    sweeps: tuple[str, ...],
+    overrides: tuple[str, ...],
+    flow: str | None,
+    cluster: str | None,
+    profile: Path | None,
+    format_: str,
+    debug: bool,
+) -> None:
+    """Run a plan in virtual time: step time, idle devices, ages of samples, traffic.
+
+    The pools walk the same instruction lists as in a run, with the same rules of admission. With --seeds generate
+    stages run sample by sample on simulated engines.
+    """
+    from rlflow.backends.simulator.report_text import study_lines, sweep_lines
+    from rlflow.backends.visualizers.trace import write_trace
+    from rlflow.driver import Options
+
+    gc.enable()  # long simulations make cycles
+    times = dict(_stated(text) for text in stated)
+    if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
+        raise click.UsageError("--set, --sweep, --flow, --cluster and --profile apply to a .rlflow file; this is a plan already")
+    if sweeps:
+        if trace is not None:
+            raise click.UsageError("--trace is of one plan; leave --sweep out")
+        columns, rows = _sweep(path, sweeps, Options(flow, cluster, overrides, profile), steps, seeds, times, evaluations)
+        if format_ == "json":
+            found = [
+                {"set": dict(zip(columns, values, strict=True))}
+                | ({"error": study} if isinstance(study, str) else study.to_json())
+                for values, study in rows
+            ]
+            click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        else:
+            click.echo("\n".join(sweep_lines(columns, rows)))
+        if all(isinstance(study, str) for _, study in rows):
+            raise SystemExit(1)
+        return
+    plan = _plan(path, Options(flow, cluster, overrides, profile))
+    study = _study(plan, steps, seeds, times, evaluations)
+    if trace is not None:
+        write_trace(trace, study.first.events, plan)
+        click.echo(f"wrote {trace}", err=True)
+    if format_ == "json":
+        click.echo(json.dumps(study.to_json(), indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(study_lines(plan, study)))
+
+
+def _study(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], evaluations: bool) -> Study:
+    from rlflow.backends.simulator.report_study import Study
+    from rlflow.backends.simulator.run import Options, simulate
+
+    drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
+    results = []
+    for seed in drawn:
+        found = simulate(plan, Options(steps=steps, seed=seed, stated=stated, evaluations=evaluations))
+        results.append(found)
+        if not found.sampled:
+            break  # other seeds would give the same
+    if seeds and not results[0].sampled:
+        click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
+    return Study(tuple(results), results[0].sampled)
+
+
+def _plan(path: Path, options: object) -> Plan:
+    """The plan of a file; its warnings go to standard error."""
+    from rlflow import driver
+    from rlflow.diagnostics.render import render
+
+    if path.suffix == ".json":
+        return driver.load_plan(path)
+    assert isinstance(options, driver.Options)
+    checked = driver.check(path, options)
+    if checked.warnings:
+        click.echo(render(list(checked.warnings), "full", color=sys.stderr.isatty()), err=True)
+    return driver.plan_of(checked, options)
+
+
+def _sweep(
+    path: Path,
+    sweeps: Sequence[str],
+    options: object,
+    steps: int,
+    seeds: int,
+    stated: Mapping[str, float],
+    evaluations: bool,
+) -> tuple[list[str], list[tuple[tuple[str, ...], Study | str]]]:
+    """Names of the columns, and a study or what is wrong for every combination of values."""
+    from rlflow import driver
+    from rlflow.diagnostics import CompileError, RunFailure, Severity
+
+    assert isinstance(options, driver.Options)
+    columns, choices = [], []
+    for text in sweeps:
+        name, equals, values = text.partition("=")
+        if not equals or not name.strip() or not values.strip():
+            raise click.UsageError(f"--sweep {text}: write PATH=A,B,...")
+        columns.append(name.strip())
+        choices.append(_values(values))
+    rows: list[tuple[tuple[str, ...], Study | str]] = []
+    for chosen in itertools.product(*choices):
+        swept = tuple(f"{name}={value}" for name, value in zip(columns, chosen, strict=True))
+        asked = driver.Options(options.flow, options.cluster, (*options.overrides, *swept), options.profile)
+        try:
+            rows.append((chosen, _study(driver.compile(path, asked), steps, seeds, stated, evaluations)))
+        except CompileError as error:
+            first = next(d for d in error.diagnostics if d.severity is Severity.ERROR)
+            rows.append((chosen, f"error[{first.code}]: {first.message}"))
+        except RunFailure as failure:
+            rows.append((chosen, f"error[{failure.code}]: {failure.message}"))
+    return columns, rows
+
+
+def _values(text: str) -> list[str]:
+    """Parts between commas that are in no brackets."""
+    found, depth = [""], 0
+    for character in text:
+        depth += (character in _BRACKETS) - (character in _BRACKETS.values())
+        if character == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    return [value.strip() for value in found]
+
+
+def _stated(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not name.strip() or not 0 <= value < float("inf"):
+        raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
+    return name.strip(), value
