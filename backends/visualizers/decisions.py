@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlflow.amounts import seconds, size
+from rlflow.backends.visualizers.resources import memory_lines
 from rlflow.backends.visualizers.summary import describe_stale
 from rlflow.backends.visualizers.words import describe_layout, describe_span
 from rlflow.plan import Layout, Plan
@@ -17,6 +18,7 @@ def explain_plan(plan: Plan) -> str:
     lines += _choices(plan)
     lines += _inserted(plan)
     lines += _placed(plan)
+    lines += _memory(plan)
     lines += _limits(plan)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -101,6 +103,11 @@ def describe_estimate(estimate: StageEstimate) -> str:
     if estimate.measured and len(estimate.parts) > 1:
         words += ": " + ", ".join(f"{name} {seconds(us)}" for name, us in estimate.parts)
     return words
+
+
+def _memory(plan: Plan) -> list[str]:
+    found = [text for _, text in memory_lines(plan)]
+    return [*found, ""] if found else []
 
 
 def _limits(plan: Plan) -> list[str]:

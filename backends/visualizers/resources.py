@@ -73,14 +73,19 @@ def _split_words(split: Sequence[tuple[str, int]]) -> str:
     return f"{name} in {pieces} pieces{others}"
 
 
-def memory_lines(plan: Plan) -> list[Line]:
-    """A table: for every stage the fullest moment of one device, and the largest objects in it."""
+def memory_lines(plan: Plan, most: int | None = None) -> list[Line]:
+    """A table: for every stage the fullest moment of one device, and the largest objects in it.
+
+    Of every pool the `most` fullest stages, and those that generate, whose cache is what memory leaves them.
+    """
     lines: list[Line] = []
     for memory in plan.memory:
+        fullest = sorted(memory.phases, key=lambda phase: -phase.bytes)[:most]
+        shown = [phase for phase in memory.phases if phase in fullest or _cache(phase) in dict(phase.contents)]
         lines.append(("head", f"memory of a device of {memory.pool}: {_memory_words(memory)}"))
         rows = [
             [phase.stage, size(phase.bytes), f"{phase.bytes / memory.capacity:.0%}", _contents(phase)]
-            for phase in memory.phases
+            for phase in shown
         ]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
         for row in rows:
@@ -101,10 +106,14 @@ def _memory_words(memory: PoolMemory) -> str:
     return f"at most {size(memory.peak)} of {size(memory.capacity)}{swapped}{on_host}"
 
 
+def _cache(phase: MemoryPhase) -> str:
+    return f"{phase.stage} keys and values"
+
+
 def _contents(phase: MemoryPhase) -> str:
     """The largest objects, and the cache of a stage that generates: it is what memory leaves it."""
     contents = phase.contents
-    cache = f"{phase.stage} keys and values"
+    cache = _cache(phase)
     listed = [part for place, part in enumerate(contents) if place < _OBJECTS_SHOWN or part[0] == cache]
     shown = ", ".join(f"{name} {size(count)}" for name, count in listed)
     more = len(contents) - len(listed)

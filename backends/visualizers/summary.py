@@ -29,6 +29,8 @@ Style = Literal["title", "head", "plain", "inserted", "quiet"]
 Line = tuple[Style, str]
 
 MAX_LINES = 48
+PHASES_SHOWN = 3
+"""Of every pool's memory."""
 
 _LABELS = ("  loss ", "  optimizer ", "  numbers ")
 
@@ -48,16 +50,42 @@ def summary_text(plan: Plan, width: int = 112) -> str:
 def summary_lines(plan: Plan, width: int = 112) -> list[Line]:
     """At most MAX_LINES lines of at most `width` characters. Too long lists are shortened, the longest first."""
     head, pools = _wrap(_head(plan), width), _wrap(_pools(plan), width)
-    tail = _wrap([*_learning(plan), *_channels(plan), *_queues(plan), *_end(plan)], width)
-    tail = [*_wrap(cadence_lines(plan), width), *reshard_lines(plan), *memory_lines(plan), *tail]
     sections = [pools, _stages(plan), *_programs(plan)]
+    tail = _tail(plan, width, short=False)
+    if len(head) + 3 * len(sections) + len(plan.stages) + len(tail) > MAX_LINES:
+        tail = _tail(plan, width, short=True)
     room = MAX_LINES - len(head) - len(tail)
-    while sum(len(section) for section in sections) > room and any(len(section) > 3 for section in sections):
-        _shorten(max(sections, key=len))
+    programs = sections[2:]  # instruction lists go first: which stages there are and where says more
+    while _length(sections) > room and any(len(section) > 3 for section in programs):
+        _shorten(max(programs, key=len))
+    for section in programs:
+        if _length(sections) > room:
+            section[1:] = []
+            section[0] = (section[0][0], f"{section[0][1]}: see the plan file")
+    while _length(sections) > room and any(len(section) > 3 for section in sections[:2]):
+        _shorten(max(sections[:2], key=len))
     lines = [*head, *(line for section in sections for line in section), *tail]
     if len(lines) > MAX_LINES:
         lines = [*lines[: MAX_LINES - 1], ("quiet", f"... {len(lines) - MAX_LINES + 1} more lines, see the plan file")]
     return [(style, line if len(line) <= width else line[: width - 1] + "…") for style, line in lines]
+
+
+def _tail(plan: Plan, width: int, *, short: bool) -> list[Line]:
+    """Everything but pools, stages and programs. The short form leaves out what the plan file and `explain` have."""
+    learning, queues = _learning(plan), _queues(plan)
+    if short:
+        learning = [line for line in learning if not line[1].startswith("  numbers ")]
+        names = ", ".join(queue.id for queue in plan.queues)
+        most = max((queue.capacity for queue in plan.queues), default=0)
+        queues = [("plain", f"queues: {names}; at most {most} batches")] if plan.queues else []
+    prose = [*learning, *_channels(plan), *queues, *_end(plan)]
+    time = cadence_lines(plan)[: 2 if short else None]
+    tables = [*reshard_lines(plan), *memory_lines(plan, 1 if short else PHASES_SHOWN)]
+    return [*_wrap(time, width), *tables, *_wrap(prose, width)]
+
+
+def _length(sections: Sequence[Sequence[Line]]) -> int:
+    return sum(len(section) for section in sections)
 
 
 @dataclass(frozen=True, slots=True)
