@@ -1,7 +1,7 @@
 """Processor seconds of a whole compile, text to plan, of every example; aim: under 1 s each.
 
-One process per example, as a user runs it; the least of a few runs, since the machine is shared. Beside each the same for
-a Python that only imports the command line's libraries.
+One process per example, as a user runs it; the least of a few runs, since the machine is shared. Beside each the same
+for a Python that only imports the command line's libraries.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ def _inserted(plan: Plan) -> list[str]:
         lines.append(f"  queue {queue.id}: {queue.capacity} batches, one more than the staleness lets be ahead")
     for reshard in plan.reshards:
         lines.append(
-            f"  reshard {reshard.model}: a device gets at most {size(reshard.busiest)} and sends {size(reshard.sent)}, a node "
-            f"{size(reshard.node_in)} and {size(reshard.node_out)}; {reshard.rounds} rounds of {size(reshard.bucket_bytes)}"
+            f"  reshard {reshard.model}: at most {size(reshard.busiest)} into and {size(reshard.sent)} out of a device, "
+            f"{size(reshard.node_in)} and {size(reshard.node_out)} of a node; {reshard.rounds} rounds of "
+            f"{size(reshard.bucket_bytes)}"
         )
         mapped = ", ranks mapped to what is there" if reshard.mapping else ""
         if reshard.padded_vocabulary:

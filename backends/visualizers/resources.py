@@ -59,8 +59,8 @@ def reshard_lines(plan: Plan) -> list[Line]:
                 "plain",
                 f"  {found.model} {found.source}->{found.target}: {size(found.received)} received (redundancy "
                 f"{found.redundancy:.0%}), {size(found.local)} kept; busiest device "
-                f"{size(found.busiest)}, "
-                f"buckets {size(found.bucket_bytes)}, {how}; {seconds(found.us)}, links allow {seconds(found.bound_us)}",
+                f"{size(found.busiest)}, buckets {size(found.bucket_bytes)}, {how}; {seconds(found.us)}, links allow "
+                f"{seconds(found.bound_us)}",
             )
         )
     return lines

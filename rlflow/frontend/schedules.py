@@ -265,8 +265,8 @@ class _Lower:
             fix = f"use at most `staleness {model} = {most}`, or permit it in the flow: "
             raise self._report.error(
                 "RLF3001",
-                f"the schedule lets samples be {steps} step{'s' * (steps != 1)} old, and the flow permits {permitted} for "
-                f"`{model}`",
+                f"the schedule lets samples be {steps} step{'s' * (steps != 1)} old, and the flow permits "
+                f"{permitted} for `{model}`",
                 Label(item.span),
                 help=(fix + f"`allow {model} staleness <= {steps} step{'s' * (steps != 1)}`",),
             )
