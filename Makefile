@@ -10,7 +10,7 @@ DEMO := examples/grpo_arithmetic.rlflow
 DEMO_DATA := examples/data/arithmetic.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check bench validation clean
+.PHONY: help setup demo test lint check bench validation headline clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -58,6 +58,9 @@ bench: $(STAMP) ## Run the benchmarks
 
 validation: $(STAMP) ## Fit the cost model to published runs and write docs/validation.md
 	$(BIN)/python -m benchmarks.validation
+
+headline: $(STAMP) ## Simulate Pangu Ultra MoE on supernodes and write docs/headline.md
+	$(BIN)/python -m benchmarks.headline --again
 
 clean: ## Remove caches and build outputs; keeps .venv and runs
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

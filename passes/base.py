@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cluster.shape import ModelShape
@@ -13,6 +13,9 @@ from rlflow.cluster.spec import Cluster, Schedule, local_cluster
 from rlflow.diagnostics import Diagnostic, Label, Severity, Span
 from rlflow.ir.flow import Flow, Stage
 from rlflow.values import dataclass
+
+if TYPE_CHECKING:
+    from rlflow.profile.table import Profile
 
 
 @dataclass
@@ -26,6 +29,8 @@ class PassContext:
     """Model to what sharding must divide, where known."""
     architectures: Mapping[str, Architecture] = field(default_factory=dict)
     """Model to its architecture, where known: what memory, time and reshards are worked out from."""
+    profile: Profile | None = None
+    """What the flow's stages were measured to take; before the cost model."""
 
     def error(
         self,

@@ -1,9 +1,10 @@
-"""estimate: seconds of every model stage, by the cost model."""
+"""estimate: seconds of every stage, from a profile where there is one, else of model stages by the cost model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlflow.ir.decisions import Estimate, Memory
 from rlflow.ir.flow import Flow, Node, Stage, reads_model
@@ -11,12 +12,17 @@ from rlflow.ir.ops import Generate
 from rlflow.passes.base import Pass, PassContext
 from rlflow.values import dataclass
 
+if TYPE_CHECKING:
+    from rlflow.profile.table import Profile
+
 
 @dataclass(frozen=True, slots=True)
 class EstimateStages(Pass):
-    """Add the seconds of every model stage on accelerators, with the cache of keys and values that memory leaves it.
+    """Add the seconds of every stage that the profile knows, and of every other model stage on accelerators, with the
+    cache of keys and values that memory leaves it.
 
-    A stage about which something is not known has no estimate.
+    A stage about which something is not known has no estimate. A profile that knows none of the stages is refused, and
+    what it does not know of a flow is a warning.
     """
 
     name: ClassVar[str] = "estimate"
@@ -24,30 +30,63 @@ class EstimateStages(Pass):
     ensures: ClassVar[Stage] = Stage.SCHEDULED
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
-        if all(pool.device in ("cpu", "functions") for pool in flow.pools.values()):
-            return flow
-        from rlflow.cost.errors import CostError
-        from rlflow.passes.analysis.costs import Costs
-        from rlflow.passes.analysis.engine_facts import engine_of
+        measured = [] if context.profile is None else _measured(flow, context, context.profile)
+        computed: list[Estimate] = []
+        if any(pool.device not in ("cpu", "functions") for pool in flow.pools.values()):
+            known = {estimate.stage for estimate in measured}
+            computed = _computed(flow, context, [node for node in flow.nodes.values() if node.id not in known])
+        return replace(flow, decisions=(*flow.decisions, *measured, *computed)) if measured or computed else flow
 
-        costs = Costs(flow, context)
-        found: list[Estimate] = []
-        for node in flow.nodes.values():
-            if reads_model(node.op) is None:
-                continue
-            memory = _engine_bytes(flow, node)
-            try:
-                cost = costs.cost(node, memory_bytes=memory)
-                engine = engine_of(costs, node, memory) if isinstance(node.op, Generate) else None
-            except CostError as error:
-                context.error("RLF2001", f"`{node.id}` cannot be laid out: {error}", node.span)
-                continue
-            if cost is not None:
-                parts = tuple((name, round(seconds * 1e6)) for name, seconds in cost.parts)
-                found.append(
-                    Estimate(stage=node.id, us=round(cost.seconds * 1e6), parts=parts, engine=engine, span=node.span)
-                )
-        return replace(flow, decisions=(*flow.decisions, *found))
+
+def _measured(flow: Flow, context: PassContext, profile: Profile) -> list[Estimate]:
+    from rlflow.passes.analysis.profiled import from_profile
+
+    found, unknown = from_profile(flow, profile)
+    if not found:
+        first = unknown[0]
+        context.error(
+            "RLF4006",
+            "the profile knows none of the stages as they are here",
+            flow.span,
+            notes=(f"`{first.stage}`: {first.why}",),
+            help=("measure them: `rlflow profile FILE.rlflow -o profile.json`",),
+        )
+        return []
+    for stage in unknown:
+        context.warn(
+            "RLF4007",
+            f"the profile does not know how long `{stage.stage}` takes as it is here",
+            flow.nodes[stage.stage].span,
+            notes=(stage.why,),
+            help=("measure it: `rlflow profile FILE.rlflow -o profile.json`",),
+        )
+    return found
+
+
+def _computed(flow: Flow, context: PassContext, nodes: Sequence[Node]) -> list[Estimate]:
+    """By the cost model; stages that run no model have no estimate."""
+    from rlflow.cost.errors import CostError
+    from rlflow.passes.analysis.costs import Costs
+    from rlflow.passes.analysis.engine_facts import engine_of
+
+    costs = Costs(flow, context)
+    found: list[Estimate] = []
+    for node in nodes:
+        if reads_model(node.op) is None:
+            continue
+        memory = _engine_bytes(flow, node)
+        try:
+            cost = costs.cost(node, memory_bytes=memory)
+            engine = engine_of(costs, node, memory) if isinstance(node.op, Generate) else None
+        except CostError as error:
+            context.error("RLF2001", f"`{node.id}` cannot be laid out: {error}", node.span)
+            continue
+        if cost is not None:
+            parts = tuple((name, round(seconds * 1e6)) for name, seconds in cost.parts)
+            found.append(
+                Estimate(stage=node.id, us=round(cost.seconds * 1e6), parts=parts, engine=engine, span=node.span)
+            )
+    return found
 
 
 def _engine_bytes(flow: Flow, node: Node) -> int | None:

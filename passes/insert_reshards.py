@@ -79,7 +79,7 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
 
     assert isinstance(trainer.op, Train)
     architecture = context.architectures.get(trainer.op.model)
-    if architecture is None:
+    if architecture is None or not _fits(flow, readers[0], costs, context):
         return None
     here, there = trainer.placement, readers[0].placement
     assert here is not None and here.layout is not None  # noqa: PT018
@@ -145,6 +145,25 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
         us=us,
         span=readers[0].span,
     )
+
+
+def _fits(flow: Flow, reader: Node, costs: Costs, context: PassContext) -> bool:
+    """Whether a device of the reader can hold its weights at all. If not, insert-swaps refuses the plan, and rounds for
+    what could never be received would take minutes to find. Errors of the layout are insert-swaps' too."""
+    from rlflow.cost.errors import CostError
+    from rlflow.passes.analysis.fit import usable_bytes
+
+    assert reader.placement is not None
+    pool = flow.pools[reader.placement.pool]
+    machine = costs.machine(pool)
+    if machine is None:
+        return True
+    room = usable_bytes(pool, machine, context)
+    try:
+        cost = costs.cost(reader, memory_bytes=room)
+    except CostError:
+        return True
+    return cost is None or cost.static.weights <= room
 
 
 def _on_one_node(devices: tuple[int, ...], tp: int, fabric: Fabric) -> bool:

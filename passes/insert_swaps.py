@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlflow.diagnostics import Span
 from rlflow.ir.decisions import Decision, Memory, MemoryPhase, Reshard, Swap
-from rlflow.ir.flow import STEP, Flow, PoolSpec, Stage
+from rlflow.ir.flow import STEP, Flow, PoolSpec, Stage, reads_model
 from rlflow.ir.ops import Generate
 from rlflow.passes.base import Pass, PassContext
 from rlflow.values import dataclass
@@ -216,13 +216,13 @@ def _report(
     ]
     if found.resource == "host" and not device.host_bytes:
         notes.append("how fast a device reaches its host's memory is not known")
-    fixes = _fixes(flow, found.phase)
+    fixes = _fixes(flow, found.phase, context)
     if not swapping:
         fixes.insert(0, f"`swap = true` on pool `{pool.name}`")
     context.error("RLF2004", subject, span, notes=tuple(notes), help=tuple(fixes))
 
 
-def _fixes(flow: Flow, phase: str) -> list[str]:
+def _fixes(flow: Flow, phase: str, context: PassContext) -> list[str]:
     """Settings that shrink what the stage needs, the likeliest first."""
     node = flow.nodes.get(phase)
     layout = None if node is None or node.placement is None else node.placement.layout
@@ -234,6 +234,10 @@ def _fixes(flow: Flow, phase: str) -> list[str]:
             fixes.append("`recompute = full`")
         if layout.zero < 3 and layout.dp * layout.cp > 1:
             fixes.append(f"`zero = {layout.zero + 1}`")
+    model = reads_model(node.op)
+    shape = None if model is None else context.shapes.get(model)
+    if shape is not None and layout.ep < min(shape.experts, layout.dp * layout.cp * layout.tp // layout.etp):
+        fixes.append(f"a larger `ep` than {layout.ep} (fewer experts on a device)")
     fixes.append(f"a larger `tp` or `pp` than {layout.tp} and {layout.pp}, or more devices")
     return [" or ".join(fixes)]
 

@@ -21,6 +21,7 @@ from rlflow.commands.diff import diff
 from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
 from rlflow.commands.init import init
+from rlflow.commands.profile import profile
 from rlflow.commands.simulate import simulate
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
@@ -164,11 +165,18 @@ def _compile_options(command: Callable[P, None]) -> Callable[P, None]:
     )
     @click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
     @click.option("--cluster", metavar="NAME", help="Which cluster's schedule; `local` = this machine.")
+    @click.option(
+        "--profile",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Estimate from what `rlflow profile` measured.",
+    )
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         from rlflow.driver import Options
 
-        options = Options(kwargs.pop("flow"), kwargs.pop("cluster"), tuple(kwargs.pop("overrides")))
+        chosen = (kwargs.pop("flow"), kwargs.pop("cluster"), tuple(kwargs.pop("overrides")), kwargs.pop("profile"))
+        options = Options(*chosen)
         command(*args, options=options, **kwargs)  # type: ignore[arg-type]
 
     return wrapped
@@ -190,7 +198,9 @@ def _compiled(path: Path, options: Options) -> Plan:
 
     if path.suffix == ".json":
         if options != type(options)():
-            raise click.UsageError("--set, --flow and --cluster apply to a .rlflow file; this is a plan already")
+            raise click.UsageError(
+                "--set, --flow, --cluster, --profile apply to a .rlflow file; this is a plan already"
+            )
         plan = driver.load_plan(path)
     else:
         checked = driver.check(path, options)
@@ -207,7 +217,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, explain, fmt, init, simulate):
+for verb in (diff, explain, fmt, init, profile, simulate):
     cli.add_command(verb)
 
 
@@ -425,6 +435,8 @@ def opt(path: Path, options: Options, spec: str) -> None:
     except KeyError as error:
         raise click.UsageError(f"unknown pass {error}; known are {', '.join(PASSES)}") from None
     if path.suffix == ".rlir":
+        if options.profile is not None:
+            raise click.UsageError("--profile applies to a .rlflow file")
         try:
             flow = parse_flow(path.read_text("utf-8"))
         except (FlowSyntaxError, UnicodeDecodeError) as error:
@@ -435,7 +447,7 @@ def opt(path: Path, options: Options, spec: str) -> None:
         context = PassContext()
     else:
         lowered = driver.lowered(path, options)
-        flow, context = lowered.flow, driver.context_of(lowered)
+        flow, context = lowered.flow, driver.context_of(lowered, options)
     if names and flow.stage is not load_pass(names[0]).requires:
         needed = load_pass(names[0]).requires.name
         raise click.UsageError(f"pass {names[0]} needs a flow of stage {needed}, and this one is {flow.stage.name}")

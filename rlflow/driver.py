@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line adds to the file: which flow and schedule, and replaced arguments."""
+    """What the command line adds to the file: which flow and schedule, replaced arguments, measured times."""
 
     flow: str | None = None
     cluster: str | None = None
     overrides: tuple[str, ...] = ()
+    profile: Path | None = None
+    """A measured table that estimates come from, before the cost model."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,22 @@ def lowered(path: str | Path, options: Options, source: SourceFile | None = None
     )
 
 
-def context_of(start: Lowered) -> PassContext:
-    """What the passes may look at beside the flow."""
-    return PassContext(start.schedule, start.cluster, shapes=start.shapes, architectures=start.architectures)
+def context_of(start: Lowered, options: Options | None = None) -> PassContext:
+    """What the passes may look at beside the flow. Raises RunFailure for a profile that cannot be used."""
+    profile = None
+    if options is not None and options.profile is not None:
+        from rlflow.profile.read import read_profile, refuse_foreign
+
+        profile = read_profile(options.profile)
+        refuse_foreign(profile, start.flow.name, start.cluster.name)
+    return PassContext(
+        start.schedule, start.cluster, shapes=start.shapes, architectures=start.architectures, profile=profile
+    )
 
 
 def check(path: str | Path, options: Options | None = None, observe: Observer | None = None) -> Checked:
-    """Everything `compile` checks. Raises CompileError with all findings of the phase that failed."""
+    """Everything `compile` checks. Raises CompileError with all findings of the phase that failed, RunFailure for a
+    profile that cannot be used."""
     options = options or Options()
     source = read_source(path)
     warnings: tuple[Diagnostic, ...] = ()
@@ -70,7 +81,7 @@ def check(path: str | Path, options: Options | None = None, observe: Observer | 
         start = lowered(path, options, source)
         warnings = start.warnings
         files = [source, *(file.source for file in start.files if file.source != source)]
-        context = context_of(start)
+        context = context_of(start, options)
         flow = run_pipeline(start.flow, context, DEFAULT_PIPELINE, observe)
     except CompileError as error:
         raise CompileError(_suppress(files, (*warnings, *error.diagnostics), [])) from None
@@ -106,7 +117,9 @@ def plan_of(checked: Checked, options: Options) -> Plan:
     written += [bound.span for bound in schedule.staleness] + [trigger.span for trigger in schedule.triggers]
     pins = tuple(sorted({span for span in written if span is not None}, key=lambda span: span.start))
     cluster = checked.lowered.cluster.name
-    provenance = Provenance(__version__, cluster, sources, options.overrides, DEFAULT_PIPELINE, pins)
+    profile = options.profile
+    measured = None if profile is None else Source(path=profile.as_posix(), sha256=_sha256(profile))
+    provenance = Provenance(__version__, cluster, sources, options.overrides, DEFAULT_PIPELINE, pins, measured)
     return freeze(checked.flow, provenance)
 
 

@@ -66,6 +66,7 @@ class Provenance:
     pipeline: tuple[str, ...]
     pins: tuple[Span, ...] = ()
     """The lines of the schedule."""
+    profile: Source | None = None
 
 
 def freeze(flow: Flow, provenance: Provenance) -> Plan:
@@ -78,6 +79,7 @@ def freeze(flow: Flow, provenance: Provenance) -> Plan:
         cluster=provenance.cluster,
         sources=provenance.sources,
         overrides=provenance.overrides,
+        profile=provenance.profile,
         pipeline=",".join(provenance.pipeline),
         seed=flow.seed,
         stop=Stop(steps=flow.stop_steps, epochs=flow.stop_epochs),
@@ -223,7 +225,9 @@ class _Freezer:
             if found.engine is not None:
                 values = {field.name: getattr(found.engine, field.name) for field in fields(found.engine)}
                 engine = EngineEstimate(**{name: value for name, value in values.items() if name != "kind"})
-            yield StageEstimate(stage=found.stage, us=found.us, parts=found.parts, engine=engine)
+            yield StageEstimate(
+                stage=found.stage, us=found.us, parts=found.parts, engine=engine, measured=found.measured
+            )
 
     def search(self) -> Search | None:
         for found in self._flow.decided(decisions.SearchSummary):

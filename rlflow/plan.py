@@ -327,6 +327,8 @@ class Plan(PlanPart):
     """Name of the cluster the plan is for; `local` = this machine."""
     sources: tuple[Source, ...]
     overrides: tuple[str, ...] = ()
+    profile: Source | None = None
+    """The measured table that estimates come from; None = all are by the cost model."""
     pipeline: str
     """The passes that made it, in order."""
     seed: int

@@ -81,13 +81,15 @@ class EngineEstimate(PlanPart):
 
 
 class StageEstimate(PlanPart):
-    """Microseconds of a stage by the cost model, and where they go."""
+    """Microseconds of a stage by the cost model or a profile, and where they go."""
 
     stage: str
     us: int
     parts: tuple[tuple[str, int], ...] = ()
     engine: EngineEstimate | None = None
-    """Of a generate stage."""
+    """Of a generate stage, by the cost model."""
+    measured: str = ""
+    """From the plan's profile: `measured`, and how it was scaled; empty = by the cost model."""
 
 
 class Pinned(PlanPart):

@@ -189,7 +189,7 @@ def write_pictures(plan: Plan, run_dir: Path) -> None:
     from rlflow.backends.visualizers.curves import learning_curve_svg
     from rlflow.backends.visualizers.trace import write_trace
 
-    events = list(_events(run_dir))
+    events = list(read_events(run_dir))
     if events:
         first = min(event["start_us"] for event in events)
         for event in events:
@@ -200,7 +200,8 @@ def write_pictures(plan: Plan, run_dir: Path) -> None:
         (run_dir / "learning_curve.svg").write_text(learning_curve_svg(rows, plan.flow), "utf-8")
 
 
-def _events(run_dir: Path) -> Iterator[dict[str, Any]]:
+def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """What the ranks recorded, one event per instruction and step; lines torn by a crash are left out."""
     for path in sorted((run_dir / "trace").glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
             try:

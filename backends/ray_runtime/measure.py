@@ -66,9 +66,12 @@ class StepMetrics:
         if name:
             self.seconds[name] += end - start
 
-    def call(self, stage: Stage, step: int, start: float, end: float) -> None:
-        """An asynchronous call, from its start to the moment its result was collected."""
+    def call(self, stage: Stage, step: int, start: float, end: float, ended: float = 0.0) -> None:
+        """An asynchronous call, from its start to the moment its result was collected; `ended` = when it was there,
+        by the clock of its host (0 = not known)."""
         self._event(f"call:{stage.id}", stage.id, "call", step, start, end, None, None, pool=stage.pool)
+        there = min(max(ended, start), end) if ended else end
+        self.events[-1]["result_us"] = round((there - start) * 1e6)
 
     def _event(
         self,

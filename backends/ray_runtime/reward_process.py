@@ -70,7 +70,9 @@ class RewardWorker:
 
         source = self._source
         try:
-            return attempt(function, samples, units, source.retries, timeout, source.on_error, on_start)
+            found = attempt(function, samples, units, source.retries, timeout, source.on_error, on_start)
+            found.ended = time.time()
+            return found
         except RunFailure as failure:
             return failure
         finally:

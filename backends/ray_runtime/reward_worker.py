@@ -83,6 +83,8 @@ class RewardPool:
         self._loaded: Loaded | None = None
         self._starting: set[int] = set()
         """Workers that replace another one and have not answered yet."""
+        self.ended = 0.0
+        """When the last worker had the scores that were collected last; seconds since the epoch, 0 = not known."""
 
     def open(self) -> None:
         """Start the workers unless they run. Raises RunFailure: what `load_reward` raises, RLF5008 or RLF5011."""
@@ -135,6 +137,7 @@ class RewardPool:
                     raise timed_out(self._loaded.name, late.chunk, self._source.timeout_us / 1e6)
                 self._receive(waiting[done[0]])
             whole, first = Attempt(), 0
+            self.ended = max(job.known.ended for job in jobs)
             for job in jobs:
                 whole.scored |= {first + row: scored for row, scored in job.known.scored.items()}
                 whole.dropped |= {first + row: failure for row, failure in job.known.dropped.items()}
@@ -160,6 +163,7 @@ class RewardPool:
             raise result
         job.known.scored |= result.scored
         job.known.dropped |= result.dropped
+        job.known.ended = max(job.known.ended, result.ended)
         job.ref = None
         self._starting.discard(job.worker)
         if result.hangs:

@@ -66,6 +66,8 @@ class Attempt:
     """Not tried yet."""
     hangs: bool = False
     """A call is still running in this process: end it, and try the rest in another one."""
+    ended: float = 0.0
+    """When the attempt was over, in seconds since the epoch on its host; 0 = not known."""
 
     def fail(self, unit: Unit, samples: Sequence[Sample], failure: RunFailure) -> None:
         """A unit cannot be scored: it is dropped, or when it has several groups, each is tried by itself."""

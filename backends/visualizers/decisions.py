@@ -68,8 +68,8 @@ def _inserted(plan: Plan) -> list[str]:
         lines.append(f"  queue {queue.id}: {queue.capacity} batches, one more than the staleness lets be ahead")
     for reshard in plan.reshards:
         lines.append(
-            f"  reshard {reshard.model}: at most {size(reshard.busiest)} into and {size(reshard.sent)} out of a device, "
-            f"{size(reshard.node_in)} and {size(reshard.node_out)} of a node; {reshard.rounds} rounds of "
+            f"  reshard {reshard.model}: at most {size(reshard.busiest)} into, {size(reshard.sent)} out of a device; "
+            f"{size(reshard.node_in)} and {size(reshard.node_out)} a node; {reshard.rounds} rounds of "
             f"{size(reshard.bucket_bytes)}"
         )
         mapped = ", ranks mapped to what is there" if reshard.mapping else ""

@@ -24,16 +24,24 @@ _AREAS = {
 
 @click.command()
 @click.argument("code", metavar="[CODE|PLAN]", required=False)
-def explain(code: str | None) -> None:
+@click.option(
+    "--profile",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Of a .rlflow file: estimate from what `rlflow profile` measured.",
+)
+def explain(code: str | None, profile: Path | None) -> None:
     """Say what a code such as RLF1003 means, with an example and the fix. Without CODE: list them all.
 
     With a plan (.json) or a .rlflow file instead of a code: every decision in it, what came next, and why that lost.
     """
+    if profile is not None and not (code or "").endswith(".rlflow"):
+        raise click.UsageError("--profile applies to a .rlflow file")
     if code is None:
         click.echo(_listing())
         return
     if code.endswith((".json", ".rlflow")):
-        _explain_plan(Path(code))
+        _explain_plan(Path(code), profile)
         return
     found = find_code(code)
     if found is None:
@@ -53,11 +61,12 @@ def explain(code: str | None) -> None:
     Console(highlight=False).print(Markdown(page))
 
 
-def _explain_plan(path: Path) -> None:
+def _explain_plan(path: Path, profile: Path | None) -> None:
     from rlflow import driver
     from rlflow.backends.visualizers.decisions import explain_plan
 
-    plan = driver.load_plan(path) if path.suffix == ".json" else driver.compile(path)
+    options = driver.Options(profile=profile)
+    plan = driver.load_plan(path) if path.suffix == ".json" else driver.compile(path, options)
     click.echo(explain_plan(plan), nl=False)
 
 

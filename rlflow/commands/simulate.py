@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,12 +81,15 @@ def simulate(
 
     gc.enable()  # long simulations make cycles
     times = dict(_stated(text) for text in stated)
+    options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
-        raise click.UsageError("--set, --sweep, --flow, --cluster and --profile apply to a .rlflow file; this is a plan already")
+        raise click.UsageError(
+            "--set, --sweep, --flow, --cluster, --profile apply to a .rlflow file; this is a plan already"
+        )
     if sweeps:
         if trace is not None:
             raise click.UsageError("--trace is of one plan; leave --sweep out")
-        columns, rows = _sweep(path, sweeps, Options(flow, cluster, overrides, profile), steps, seeds, times, evaluations)
+        columns, rows = _sweep(path, sweeps, options, steps, seeds, times, evaluations)
         if format_ == "json":
             found = [
                 {"set": dict(zip(columns, values, strict=True))}
@@ -98,7 +102,7 @@ def simulate(
         if all(isinstance(study, str) for _, study in rows):
             raise SystemExit(1)
         return
-    plan = _plan(path, Options(flow, cluster, overrides, profile))
+    plan = _plan(path, options)
     study = _study(plan, steps, seeds, times, evaluations)
     if trace is not None:
         write_trace(trace, study.first.events, plan)
@@ -163,7 +167,7 @@ def _sweep(
     rows: list[tuple[tuple[str, ...], Study | str]] = []
     for chosen in itertools.product(*choices):
         swept = tuple(f"{name}={value}" for name, value in zip(columns, chosen, strict=True))
-        asked = driver.Options(options.flow, options.cluster, (*options.overrides, *swept), options.profile)
+        asked = replace(options, overrides=(*options.overrides, *swept))
         try:
             rows.append((chosen, _study(driver.compile(path, asked), steps, seeds, stated, evaluations)))
         except CompileError as error:

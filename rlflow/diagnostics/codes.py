@@ -61,6 +61,9 @@ CODES: Final[dict[str, str]] = {
     "RLF4002": "source-changed",
     "RLF4003": "not-supported-yet",
     "RLF4004": "time-not-known",
+    "RLF4005": "not-a-profile",
+    "RLF4006": "foreign-profile",
+    "RLF4007": "not-in-profile",
     # 5xxx runtime
     "RLF5001": "model-without-weights",
     "RLF5002": "bad-data-row",
@@ -85,7 +88,7 @@ CODES: Final[dict[str, str]] = {
 }
 
 WARNINGS: Final[frozenset[str]] = frozenset(
-    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF3005", "RLF3006"}
+    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF3005", "RLF3006", "RLF4007"}
 )
 """Codes that are warnings; all others are errors."""
 

@@ -161,14 +161,16 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a model stage takes where it is placed, by the cost model."""
+    """What a stage takes where it is placed: a model stage by the cost model, any stage by a profile."""
 
     stage: str
     us: int
     parts: tuple[tuple[str, int], ...] = ()
     """Where the time goes, in the order in which it is spent."""
     engine: Engine | None = None
-    """Of a generate stage."""
+    """Of a generate stage, by the cost model."""
+    measured: str = ""
+    """From a profile: `measured`, and how it was scaled; empty = by the cost model."""
     span: Span | None = None
     kind: Literal["estimate"] = "estimate"
 

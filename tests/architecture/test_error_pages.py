@@ -23,7 +23,16 @@ from rlflow.passes.pipeline import run_pipeline
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "errors"
-RUNTIME = ("RLF3007", "RLF4001", "RLF4002", "RLF4004", *(code for code in CODES if code >= "RLF5"))
+RUNTIME = (
+    "RLF3007",
+    "RLF4001",
+    "RLF4002",
+    "RLF4004",
+    "RLF4005",
+    "RLF4006",
+    "RLF4007",
+    *(code for code in CODES if code >= "RLF5"),
+)
 """Codes that no .rlflow text gives by itself."""
 
 COMPILED = sorted(set(CODES) - set(RUNTIME))
@@ -87,7 +96,9 @@ def test_runtime_page_names_its_test_or_says_why_there_is_none(code: str) -> Non
     page = page_text(code)
     assert not examples(code, "bad")
     assert not examples(code, "good")
-    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == ["What you see", "Likely causes", "What to do", "Test"]
+    why = ["Why this is a warning"] if code in WARNINGS else []
+    headings = ["What you see", "Likely causes", *why, "What to do", "Test"]
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == headings
     assert f"[{code}]" in page.partition("## What you see")[2].partition("## Likely causes")[0]
     said = page.partition("## Test\n\n")[2]
     pointers = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", said)

@@ -52,7 +52,7 @@ def collect_score(call: Call, op: Score) -> np.ndarray:
         extras = _with_flags(call, extras, samples.rows)
     _check_some(call, op, nothing, len(scores))
     call.metrics.scores(call.stage.id, scores, extras)
-    call.metrics.call(call.stage, call.step, call.frame.started.pop(call.stage.id), time.time())
+    call.metrics.call(call.stage, call.step, call.frame.started.pop(call.stage.id), time.time(), pool.ended)
     return scores
 
 

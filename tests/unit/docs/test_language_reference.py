@@ -20,6 +20,7 @@ from rlflow.frontend import signatures
 from rlflow.frontend.clusters import MAX_DEVICES, preset
 from rlflow.frontend.constants import LARGEST
 from rlflow.frontend.imports import MAX_CHAIN
+from rlflow.frontend.layout_settings import LAYOUT_SETTINGS
 from rlflow.frontend.lower import lower
 from rlflow.frontend.parameters import (
     MOST,
@@ -37,7 +38,6 @@ from rlflow.frontend.parameters import (
     Whole,
     Word,
 )
-from rlflow.frontend.layout_settings import LAYOUT_SETTINGS
 from rlflow.frontend.schedules import ADMISSIONS, CARRIES, MAX_WORKERS
 from rlflow.frontend.units import UNITS
 from rlflow.grammar.format import format_text

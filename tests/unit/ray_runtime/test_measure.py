@@ -77,6 +77,9 @@ def test_an_asynchronous_call_is_an_event_of_its_own_pool(small_plan: Plan) -> N
     assert metrics.events == [
         {
             "pool": "cpu", "rank": 0, "instruction": "call:points", "stage": "points", "kind": "call", "step": 3,
-            "start_us": 1_000_000, "duration_us": 500_000, "version": None,
+            "start_us": 1_000_000, "duration_us": 500_000, "version": None, "result_us": 500_000,
         }
     ]  # fmt: skip
+    metrics.call(small_plan.stage("points"), 3, 1.0, 1.5, ended=1.2)
+    metrics.call(small_plan.stage("points"), 3, 1.0, 1.5, ended=9.9)  # by another host's clock
+    assert [event["result_us"] for event in metrics.events[1:]] == [200_000, 500_000]
