@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cluster.shape import ModelShape
-from rlflow.cluster.spec import Cluster, Schedule, local_cluster
+from rlflow.cluster.spec import Cluster, PlaceRequest, Schedule, local_cluster
 from rlflow.diagnostics import Diagnostic, Label, Severity, Span
 from rlflow.ir.flow import Flow, Stage
 from rlflow.values import dataclass
@@ -31,6 +31,10 @@ class PassContext:
     """Model to its architecture, where known: what memory, time and reshards are worked out from."""
     profile: Profile | None = None
     """What the flow's stages were measured to take; before the cost model."""
+
+    def pins(self, flow: Flow) -> dict[str, PlaceRequest]:
+        """Stage to the `place` that names it; a stage that the flow does not need is not there any more."""
+        return {node_id: place for place in self.schedule.places for node_id in place.nodes if node_id in flow.nodes}
 
     def error(
         self,

@@ -28,7 +28,7 @@ class Parallelize(Pass):
     ensures: ClassVar[Stage] = Stage.PLACED
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
-        pinned = {node_id: place for place in context.schedule.places for node_id in place.nodes}
+        pinned = context.pins(flow)
         _check_training_settings(flow, context)
         layouts = _layouts(flow, pinned, context)
         nodes: dict[str, Node] = {}
@@ -105,9 +105,9 @@ def _layouts(flow: Flow, pinned: dict[str, PlaceRequest], context: PassContext) 
     """The layout of every model stage."""
     requests: dict[tuple[str, str, bool], PlaceRequest] = {}
     for node_id, place in pinned.items():
-        node = flow.nodes.get(node_id)
-        model = None if node is None else reads_model(node.op)
-        if node is not None and model is not None:
+        node = flow.nodes[node_id]
+        model = reads_model(node.op)
+        if model is not None:
             requests.setdefault((model, place.pool, isinstance(node.op, Generate)), place)
     layouts: dict[str, Layout] = {}
     reported: set[tuple[str, str]] = set()

@@ -35,7 +35,7 @@ class Place(Pass):
         pools = allocate_pools(context)
         if context.has_errors:
             return flow
-        pinned = {node_id: place for place in context.schedule.places for node_id in place.nodes}
+        pinned = context.pins(flow)
         homes = _homes(flow, pinned, pools, context)
         if context.has_errors:
             return flow

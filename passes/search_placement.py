@@ -112,7 +112,7 @@ def _schedule(flow: Flow, chosen: Candidate, setting: Setting, context: PassCont
         for pool in chosen.pools
     )
     places = [place for place in old.places if place.pool == "cpu"]
-    pinned = {node_id: place for place in old.places for node_id in place.nodes}
+    pinned = context.pins(flow)
     for pool in chosen.pools:
         for stage in pool.stages:
             places.append(_place(stage, names[pool.part], _layout(chosen, stage), pinned.get(stage), flow))
