@@ -22,8 +22,10 @@ def test_files_compile_without_a_warning(schedule, supernodes):
     options = driver.Options(cluster=f"supernodes{supernodes}")
     checked = driver.check(HERE / f"{schedule}.rlflow", options)
     assert checked.warnings == ()
-    plan = driver.plan_of(checked, options)
-    assert sum(len(pool.ranks) for pool in plan.pools if pool.device != "functions") == 768 * supernodes
+    assert (
+        sum(len(pool.host_of_rank) for pool in checked.flow.pools.values() if pool.device != "functions")
+        == 768 * supernodes
+    )
 
 
 def test_results_are_of_these_files():
