@@ -162,7 +162,8 @@ class Lane:
         return started
 
     def _work(self, stage: Stage, step: int, sources: Sequence[str]) -> Process:
-        """The stage's time. Where some samples are still being generated, the part of it that they are comes later."""
+        """The stage's time, in proportion to the samples. Those that are still being generated come later; those that a
+        trigger carries over to the next step are not of this one."""
         world = self._world
         total = world.durations.of(stage.id, step)
         if not total:
@@ -172,7 +173,8 @@ class Lane:
         while True:
             shares = [(world.share(source, self._phase, self._batch), source) for source in sources]
             share, slowest = min(shares, default=(1.0, ""))
-            part = total if share - done == 1 else total * (share - done)
+            size = min((world.size(source, self._phase, self._batch) for source in sources), default=1.0)
+            part = total if size - done == 1 else total * (size - done)
             if on_devices:
                 world.hold(self._pool)
             began = world.clock.now
@@ -180,10 +182,10 @@ class Lane:
             world.worked(self._pool, began, 1.0)
             if on_devices:
                 world.release(self._pool)
-            done = share
-            if done >= 1:
+            done = size
+            if share >= 1:
                 return
-            yield from self._share(slowest, done)
+            yield from self._share(slowest, share)
 
     def _call(self, stage: Stage, step: int, batch: int) -> Process:
         """A Python stage on its workers."""

@@ -51,6 +51,8 @@ class Edge:
     """Version that generates."""
     _begun: dict[int, float] = field(default_factory=dict)
     """Step to the share of its batch that it has."""
+    _size: dict[int, float] = field(default_factory=dict)
+    """Step to the samples that it has, over those of a full batch: a batch that carried samples leave is smaller."""
     _trained: int = 0
     """Steps whose training has ended."""
 
@@ -73,6 +75,10 @@ class Edge:
                 self._settle()
                 self.notify()
         return self._begun.get(step)
+
+    def size(self, step: int) -> float:
+        """How many samples the step has so far, over those of a full batch."""
+        return self._size.get(step, 0.0)
 
     def missing(self, step: int) -> str:
         """What the step waits for, in words."""
@@ -115,8 +121,9 @@ class Edge:
             ages[age] += self.rows
         self.tokens[batch.step] += sum(sample.tokens for sample in batch.samples)
         places = len(batch.groups) * c.gate.group
-        share = 1.0 if batch.complete else places / c.gate.batches.at(batch.step) + self._begun.get(batch.step, 0)
-        self._begun[batch.step] = share
+        size = places / c.gate.batches.at(batch.step) + self._size.get(batch.step, 0)
+        self._size[batch.step] = size
+        self._begun[batch.step] = 1.0 if batch.complete else size
         if batch.complete and not self.trained_elsewhere:
             self._trained = self.loaded = batch.step + 1
 

@@ -132,6 +132,11 @@ class World:
         edge = self.edge(stage, phase)
         return 1.0 if edge is None else edge.share(batch) or 0.0
 
+    def size(self, stage: str, phase: str, batch: int) -> float:
+        """Samples of a generate stage's batch that may be read now, over those of a full batch."""
+        edge = self.edge(stage, phase)
+        return 1.0 if edge is None else edge.size(batch)
+
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def trained(self, model: str, step: int) -> None:

@@ -43,6 +43,8 @@ flow sums {
 class FakeReward:
     """Scores with a function from response to score, in this process."""
 
+    ended = 0.0  # when a function returned: these run none
+
     def __init__(self, function: Callable[[str], float]) -> None:
         self.function = function
         self.batches: list[Any] = []

@@ -50,6 +50,8 @@ Script = Callable[[int, int], float]
 
 
 class ScriptedReward:
+    ended = 0.0  # when a function returned: these run none
+
     def __init__(self, script: Script) -> None:
         self.script = script
         self.samples: list[Batch] = []

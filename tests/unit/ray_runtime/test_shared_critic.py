@@ -147,6 +147,8 @@ flow sums {
 class Distinct:
     """A reward: the number of different characters."""
 
+    ended = 0.0  # when a function returned: these run none
+
     def start(self, samples: Batch) -> Handle:
         return Handle((), tuple(samples.items("text")))
 

@@ -50,6 +50,8 @@ flow shared {
 class Pool:
     """Scores in this process. `from_` and `to`: the range of samples of the step that cannot be scored."""
 
+    ended = 0.0  # when a function returned: these run none
+
     def __init__(self, batched: bool, from_: int = 0, to: int = 0) -> None:
         self.batched = batched
         self.range = range(from_, to)

@@ -123,3 +123,19 @@ def test_early_start_on_the_same_batch_hides_training(make_plan: MakePlan) -> No
     early = simulate(make_plan("split", "trigger s at 50%, carry nothing", "grpo", 1024), Options(steps=4, seed=0))
     assert early.worst_age == whole.worst_age == 0
     assert float(early.period) < float(whole.period)
+
+
+@pytest.mark.parametrize("carry", ["partial", "finish", "nothing"])
+def test_a_step_takes_time_for_the_samples_that_it_has(make_plan: MakePlan, carry: str) -> None:
+    """What a trigger carries over is trained later: a step with half of the samples takes half of the time."""
+    plan = make_plan("split", f"trigger s at 50%, carry {carry}", "grpo", 1024)
+    found = simulate(plan, Options(steps=8, warm_up=0, seed=0))
+    train = next(stage.id for stage in plan.stages if stage.op.kind == "train")
+    whole = next(estimate.us for estimate in plan.estimates if estimate.stage == train)
+    spent = {e["step"]: e["duration_us"] for e in found.events if e["instruction"] == f"run:{train}"}
+    if carry == "nothing":  # all of the batch, with waits for its second half in between
+        assert all(us >= 0.999 * whole for us in spent.values())
+        return
+    shares = [spent[step] / whole for step in sorted(spent)]
+    assert all(0.4999 <= share <= 1.0001 for share in shares)
+    assert min(shares) < 0.9
