@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeVar
 
 from rlflow.diagnostics import Span
 from rlflow.ir import decisions
-from rlflow.ir.decisions import QueueSpec, Stale
+from rlflow.ir.decisions import Decision, QueueSpec, Stale
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage, reads_model
 from rlflow.ir.ops import FrozenModel, Score, Take, Train, ValueModel
 from rlflow.ir.updates import updates_of
@@ -44,15 +44,15 @@ from rlflow.plan import Stage as PlanStage
 from rlflow.plan_decisions import (
     Cadence,
     Choice,
-    EngineEstimate,
-    MemoryPhase,
     Pinned,
     PoolMemory,
     Reshard,
     Search,
     StageEstimate,
 )
-from rlflow.plan_parts import SpanRef
+from rlflow.plan_parts import PlanPart, SpanRef
+
+PartT = TypeVar("PartT", bound=PlanPart)
 
 
 @dataclass(frozen=True)
@@ -96,25 +96,15 @@ def freeze(flow: Flow, provenance: Provenance) -> Plan:
         stages=tuple(freezer.stage(node) for node in flow.nodes.values()),
         programs=tuple(freezer.programs()),
         channels=tuple(freezer.channels()),
-        queues=tuple(freezer.queues()),
-        reshards=tuple(freezer.reshards()),
-        memory=tuple(freezer.memory()),
-        estimates=tuple(freezer.estimates()),
-        cadence=freezer.cadence(),
+        queues=tuple(_repeated(Queue, found) for found in flow.decided(QueueSpec)),
+        reshards=tuple(_repeated(Reshard, found) for found in flow.decided(decisions.Reshard)),
+        memory=tuple(_repeated(PoolMemory, found) for found in flow.decided(decisions.Memory)),
+        estimates=tuple(_repeated(StageEstimate, found) for found in flow.decided(decisions.Estimate)),
+        cadence=next((_repeated(Cadence, found) for found in flow.decided(decisions.Cadence)), None),
         collective_timeout_s=collective_timeout_s(flow),
         pinned=tuple(Pinned(what=" ".join(span.text.split()), span=span_ref(span)) for span in provenance.pins),
-        choices=tuple(
-            Choice(
-                what=c.what,
-                chosen=c.chosen,
-                runner_up=c.runner_up,
-                reason=c.reason,
-                loss_us=c.loss_us,
-                span=span_ref(c.span),
-            )
-            for c in flow.decided(decisions.Choice)
-        ),
-        search=freezer.search(),
+        choices=tuple(_repeated(Choice, found) for found in flow.decided(decisions.Choice)),
+        search=next((_repeated(Search, found) for found in flow.decided(decisions.SearchSummary)), None),
     )
 
 
@@ -140,21 +130,12 @@ def _because(node: Node) -> Because:
     return Because(reason="written", span=span_ref(node.span))
 
 
-def _stale_reader(decision: Stale) -> StaleReader:
-    return StaleReader(
-        stage=decision.stage,
-        steps=decision.steps,
-        permitted=decision.permitted,
-        admit=decision.admit,
-        burst=decision.burst,
-        trigger=decision.trigger,
-        carry=decision.carry,
-        guarantee=decision.guarantee,
-        worst_age=decision.worst_age,
-        drops_data=decision.drops_data,
-        updates=decision.updates,
-        span=span_ref(decision.span),
-    )
+def _repeated(part: type[PartT], decision: Decision) -> PartT:
+    """The plan's part of a decision: the fields that the part has, by their names, with what is inside of them."""
+    values = {name: getattr(decision, name) for name in part.model_fields}
+    if "span" in values:
+        values["span"] = span_ref(decision.span)
+    return part.model_validate(values, from_attributes=True)
 
 
 class _Freezer:
@@ -198,63 +179,6 @@ class _Freezer:
         if isinstance(node.op, Score):
             return self.home(self._flow.nodes[self._inputs[node.id]["samples"]])
         return node.placement.pool
-
-    def queues(self) -> Iterable[Queue]:
-        for queue in self._flow.decided(QueueSpec):
-            yield Queue(
-                id=queue.id,
-                stage=queue.stage,
-                source=queue.source,
-                target=queue.target,
-                capacity=queue.capacity,
-                reads=queue.reads,
-                partitions=queue.partitions,
-                trigger=queue.trigger,
-                carry=queue.carry,
-                span=span_ref(queue.span),
-            )
-
-    def reshards(self) -> Iterable[Reshard]:
-        for found in self._flow.decided(decisions.Reshard):
-            values = {field.name: getattr(found, field.name) for field in fields(found)}
-            yield Reshard(**{name: value for name, value in values.items() if name not in ("span", "kind")})
-
-    def estimates(self) -> Iterable[StageEstimate]:
-        for found in self._flow.decided(decisions.Estimate):
-            engine = None
-            if found.engine is not None:
-                values = {field.name: getattr(found.engine, field.name) for field in fields(found.engine)}
-                engine = EngineEstimate(**{name: value for name, value in values.items() if name != "kind"})
-            yield StageEstimate(
-                stage=found.stage, us=found.us, parts=found.parts, engine=engine, measured=found.measured
-            )
-
-    def search(self) -> Search | None:
-        for found in self._flow.decided(decisions.SearchSummary):
-            values = {field.name: getattr(found, field.name) for field in fields(found)}
-            return Search(**{name: value for name, value in values.items() if name not in ("span", "kind")})
-        return None
-
-    def cadence(self) -> Cadence | None:
-        for found in self._flow.decided(decisions.Cadence):
-            values = {field.name: getattr(found, field.name) for field in fields(found)}
-            return Cadence(**{name: value for name, value in values.items() if name not in ("span", "kind")})
-        return None
-
-    def memory(self) -> Iterable[PoolMemory]:
-        for found in self._flow.decided(decisions.Memory):
-            yield PoolMemory(
-                pool=found.pool,
-                capacity=found.capacity,
-                reserved=found.reserved,
-                host_capacity=found.host_capacity,
-                peak=found.peak,
-                peak_without_swaps=found.peak_without_swaps,
-                phases=tuple(
-                    MemoryPhase(stage=p.stage, us=p.us, bytes=p.bytes, contents=p.contents, host_bytes=p.host_bytes)
-                    for p in found.phases
-                ),
-            )
 
     def _moves(self, pool: str, before: str) -> Iterable[MoveObject]:
         """What leaves and comes back in front of a stage, or of a `reshard` or `publish` of a model."""
@@ -440,6 +364,6 @@ class _Freezer:
                 readers=tuple(e.dst for e in edges),
                 max_staleness=max((e.tokens - 1 for e in edges), default=0),
                 updates=updates_of(flow, node),
-                stale=tuple(_stale_reader(d) for d in flow.decided(Stale) if d.model == node.op.model),
+                stale=tuple(_repeated(StaleReader, d) for d in flow.decided(Stale) if d.model == node.op.model),
                 transport=self._transport(node, edges),
             )
