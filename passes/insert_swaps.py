@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
+from rlflow.amounts import gib, whole_us
 from rlflow.diagnostics import Span
 from rlflow.ir.decisions import Decision, Memory, MemoryPhase, Reshard, Swap
 from rlflow.ir.flow import STEP, Flow, PoolSpec, Stage, reads_model
@@ -201,14 +202,14 @@ def _report(
 ) -> None:
     """One error: the stage, both numbers, the largest objects, and what would help."""
     span = _span(flow, found.phase)
-    listed = ", ".join(f"{name} {_gib(size)}" for name, size in found.holders[:5])
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in found.holders[:5])
     more = len(found.holders) - 5
     where = f"a device of pool `{pool.name}`"
-    subject = f"`{found.phase}` needs {_gib(found.needed_bytes)} on {where}, which has {_gib(found.capacity_bytes)}"
+    subject = f"`{found.phase}` needs {gib(found.needed_bytes)} on {where}, which has {gib(found.capacity_bytes)}"
     if found.resource == "host":
         subject = (
-            f"swapping for pool `{pool.name}` needs {_gib(found.needed_bytes)} of host memory for each device, and "
-            f"there are {_gib(found.capacity_bytes)}"
+            f"swapping for pool `{pool.name}` needs {gib(found.needed_bytes)} of host memory for each device, and "
+            f"there are {gib(found.capacity_bytes)}"
         )
     notes = [
         f"{'at once' if swapping else 'all the time, since swapping is off'}: {listed}"
@@ -269,7 +270,7 @@ def _decisions(
         phases.append(
             MemoryPhase(
                 stage=phase.name,
-                us=_us(stretch.end - stretch.start),
+                us=whole_us(stretch.end - stretch.start),
                 bytes=sum(size for _, size in contents),
                 contents=contents,
                 host_bytes=stretch.host_bytes,
@@ -300,8 +301,8 @@ def _decisions(
                 object=instruction.resident,
                 bytes=instruction.bytes,
                 before=instruction.boundary,
-                us=_us(instruction.seconds),
-                exposed_us=_us(instruction.exposed_seconds),
+                us=whole_us(instruction.seconds),
+                exposed_us=whole_us(instruction.exposed_seconds),
                 span=_span(flow, instruction.boundary),
             )
         )
@@ -314,11 +315,3 @@ def _span(flow: Flow, phase: str) -> Span | None:
         return flow.nodes[phase].span
     model = phase.split(" ", 1)[1]
     return next((reshard.span for reshard in flow.decided(Reshard) if model in (reshard.id, reshard.model)), None)
-
-
-def _us(seconds: Fraction) -> int:
-    return round(seconds * 1_000_000)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
+from rlflow.amounts import whole_us
 from rlflow.diagnostics import Label, Span
 from rlflow.ir.decisions import Cadence, Estimate, Stale
 from rlflow.ir.flow import STEP, Flow, Stage, reads_model
@@ -74,15 +74,15 @@ def _cadence(flow: Flow, graph: TokenGraph) -> Cadence:
         if least is not None:
             useful.append((stale.model, least))
     return Cadence(
-        us=_us(found.value),
+        us=whole_us(found.value),
         cycle=tuple(edge.src for edge in limit.cycle),
-        cycle_us=tuple(_us(seconds) for seconds in limit.durations),
+        cycle_us=tuple(whole_us(seconds) for seconds in limit.durations),
         tokens=limit.tokens,
-        slack=tuple((name, _us(more)) for name, more in spare.items() if more is not None and name in flow.nodes),
+        slack=tuple((name, whole_us(more)) for name, more in spare.items() if more is not None and name in flow.nodes),
         one_more_token=tuple(
-            (edge.label or edge.text, _us(then)) for edge, then in limit.one_more_token if then < found.value
+            (edge.label or edge.text, whole_us(then)) for edge, then in limit.one_more_token if then < found.value
         ),
-        without=tuple((name, _us(then)) for name, then in limit.without if then < found.value),
+        without=tuple((name, whole_us(then)) for name, then in limit.without if then < found.value),
         useful_staleness=tuple(useful),
         span=flow.span,
     )
@@ -110,7 +110,3 @@ def _report(cycle: Sequence[TokenEdge], context: PassContext) -> None:
         notes=("no edge of the cycle has a token, so that none of its stages can start",),
         help=("staleness on the weights, or a queue of more batches, puts a token on the cycle",),
     )
-
-
-def _us(seconds: Fraction) -> int:
-    return round(seconds * 1_000_000)

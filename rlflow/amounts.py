@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
 GIB = 2**30
 
 
@@ -11,6 +16,16 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} B"
+
+
+def gib(count: int) -> str:
+    """Bytes in GiB, whatever their number, so that sizes of one message compare at sight: `56.6 GiB`."""
+    return f"{count / GIB:.1f} GiB"
+
+
+def whole_us(seconds: Fraction) -> int:
+    """Exact seconds in whole microseconds, as decisions and plans keep them."""
+    return round(seconds * 1_000_000)
 
 
 def seconds(us: int) -> str:

@@ -49,8 +49,8 @@ class Edge:
     """Step to the response tokens that it trains on."""
     loaded: int = 0
     """Version that generates."""
-    _begun: dict[int, float] = field(default_factory=dict)
-    """Step to the share of its batch that it has."""
+    _complete: set[int] = field(default_factory=set)
+    """Steps that have their whole batch."""
     _size: dict[int, float] = field(default_factory=dict)
     """Step to the samples that it has, over those of a full batch: a batch that carried samples leave is smaller."""
     _trained: int = 0
@@ -68,13 +68,13 @@ class Edge:
             if answer.batch is not None or answer.dropped:
                 self._settle()
                 self.notify()
-        elif step == c.step - 1 and self._begun.get(step, 1) < 1:
+        elif step == c.step - 1 and step in self._size and step not in self._complete:
             more = c.more()
             if more is not None:
                 self._add(more)
                 self._settle()
                 self.notify()
-        return self._begun.get(step)
+        return 1.0 if step in self._complete else self._size.get(step)
 
     def size(self, step: int) -> float:
         """How many samples the step has so far, over those of a full batch."""
@@ -121,9 +121,9 @@ class Edge:
             ages[age] += self.rows
         self.tokens[batch.step] += sum(sample.tokens for sample in batch.samples)
         places = len(batch.groups) * c.gate.group
-        size = places / c.gate.batches.at(batch.step) + self._size.get(batch.step, 0)
-        self._size[batch.step] = size
-        self._begun[batch.step] = 1.0 if batch.complete else size
+        self._size[batch.step] = places / c.gate.batches.at(batch.step) + self._size.get(batch.step, 0)
+        if batch.complete:
+            self._complete.add(batch.step)
         if batch.complete and not self.trained_elsewhere:
             self._trained = self.loaded = batch.step + 1
 

@@ -80,7 +80,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+def gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     """f = 4h without a gate, every head its own keys, dropout."""
     return {
         "kind": "dense",
@@ -102,10 +102,10 @@ def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
 
 
 MODELS |= {
-    "gpt_22b": _gpt(6144, 48, 64),
-    "gpt_175b": _gpt(12288, 96, 96),
-    "gpt_530b": _gpt(20480, 105, 128),
-    "gpt_1t": _gpt(25600, 128, 160),
+    "gpt_22b": gpt(6144, 48, 64),
+    "gpt_175b": gpt(12288, 96, 96),
+    "gpt_530b": gpt(20480, 105, 128),
+    "gpt_1t": gpt(25600, 128, 160),
 }
 NAMES = {
     "DeepSeek-R1-671B": "deepseek_v3_671b",

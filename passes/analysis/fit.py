@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlflow.amounts import GIB, gib
 from rlflow.cluster.spec import PlaceRequest
 from rlflow.ir.decisions import Choice
 from rlflow.ir.flow import Flow, Layout, Node, PoolSpec
@@ -35,10 +36,10 @@ def check_memory(flow: Flow, costs: Costs, context: PassContext) -> None:
         if on is not None and request.memory_bytes is not None and request.memory_bytes > on.memory_bytes:
             context.error(
                 "RLF1010",
-                f"pool `{request.name}` asks for {request.memory_bytes / 2**30:.1f} GiB of a device, and "
-                f"`{on.device.name}` has {on.memory_bytes / 2**30:.1f} GiB",
+                f"pool `{request.name}` asks for {gib(request.memory_bytes)} of a device, and "
+                f"`{on.device.name}` has {gib(on.memory_bytes)}",
                 request.span,
-                help=(f"at most `memory = {int(on.memory_bytes / 2**30)} GiB`",),
+                help=(f"at most `memory = {int(on.memory_bytes / GIB)} GiB`",),
             )
 
 
@@ -68,7 +69,7 @@ def fit_training(flow: Flow, requests: dict[str, PlaceRequest | None], costs: Co
             what=f"memory settings of {node.id}",
             chosen=_text(chosen),
             runner_up=_text(node.placement.layout),
-            reason=f"does not fit: {needed / 2**30:.1f} GiB a device, and a device has {room / 2**30:.1f} GiB",
+            reason=f"does not fit: {gib(needed)} a device, and a device has {gib(room)}",
             span=node.span,
         )
         flow = replace(flow, decisions=(*flow.decisions, choice))

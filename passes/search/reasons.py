@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlflow.amounts import GIB
 from rlflow.passes.search.candidate import Candidate
 from rlflow.passes.search.pool_time import Misfit
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)

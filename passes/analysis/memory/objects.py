@@ -8,7 +8,6 @@ from enum import Enum
 from fractions import Fraction
 from functools import cached_property
 
-GIB = 2**30
 DEFAULT_PAGE_BYTES = 64 * 2**20
 """What one copy moves where nothing else is said: long enough for full link speed, short enough to overlap."""
 

@@ -43,11 +43,7 @@ def play(graph: TokenGraph, periods: int, duration: DurationOf | None = None) ->
     seconds = duration or (lambda name, firing: graph.stage(name).duration)
     limit = {name: count * periods for name, count in firings(graph).items()}
     tokens = [edge.tokens for edge in graph.closed]
-    into: dict[str, list[int]] = {stage.name: [] for stage in graph.stages}
-    out: dict[str, list[int]] = {stage.name: [] for stage in graph.stages}
-    for number, edge in enumerate(graph.closed):
-        into[edge.dst].append(number)
-        out[edge.src].append(number)
+    into, out = graph.closed_of()
     starts: dict[str, list[Seconds]] = {name: [] for name in into}
     ends: dict[str, list[Seconds]] = {name: [] for name in into}
     events: list[Event] = []

@@ -134,6 +134,15 @@ class TokenGraph:
         at = self.edges.index(edge)
         return replace(self, edges=self.edges[:at] + self.edges[at + 1 :])
 
+    def closed_of(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Stage to the numbers of the closed edges into it, and out of it."""
+        into: dict[str, list[int]] = {stage.name: [] for stage in self.stages}
+        out: dict[str, list[int]] = {stage.name: [] for stage in self.stages}
+        for number, edge in enumerate(self.closed):
+            into[edge.dst].append(number)
+            out[edge.src].append(number)
+        return into, out
+
     def with_tokens(self, edge: TokenEdge, tokens: int) -> TokenGraph:
         """The first edge equal to this one with so many initial tokens. Raises ValueError where there is none."""
         at = self.edges.index(edge)

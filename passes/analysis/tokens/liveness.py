@@ -108,11 +108,7 @@ def replay(graph: TokenGraph, certificate: Deadlock | tuple[TokenEdge, ...], per
 def _play(graph: TokenGraph, limits: Mapping[str, int]) -> tuple[dict[str, int], list[int]]:
     """Fire what can fire, each stage at most so often: firings of the stages, tokens of the closed edges."""
     tokens = [edge.tokens for edge in graph.closed]
-    into: dict[str, list[int]] = {stage.name: [] for stage in graph.stages}
-    out: dict[str, list[int]] = {stage.name: [] for stage in graph.stages}
-    for number, edge in enumerate(graph.closed):
-        into[edge.dst].append(number)
-        out[edge.src].append(number)
+    into, out = graph.closed_of()
     fired = dict.fromkeys(into, 0)
     ready = list(into)
     while ready:

@@ -39,11 +39,7 @@ def versions_used(
         carries = i in ours or (edge.kind is TokenEdgeKind.DATA and edge.src in made_from_them)
         queues.append(deque([0 if carries else None] * edge.tokens))
     arrived = dict.fromkeys(ours, 0)
-    into: dict[str, list[int]] = {stage.name: [] for stage in graph.stages}
-    out: dict[str, list[int]] = {stage.name: [] for stage in graph.stages}
-    for i, edge in enumerate(graph.closed):
-        into[edge.dst].append(i)
-        out[edge.src].append(i)
+    into, out = graph.closed_of()
     making: dict[tuple[str, int], int | None] = {}
     used: list[int | None] = []
     for event in game.events:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from benchmarks.validation.hardware import gpt
 from rlflow.cluster.presets.architecture import Architecture, architecture
 from rlflow.cluster.spec import Cluster, Host
 from rlflow.cost.dimensions import Dimensions, dimensions
@@ -39,23 +39,6 @@ def plain_gpt() -> Callable[[int, int, int], Dimensions]:
     """A transformer as in the Megatron papers: f = 4h without a gate, every head its own keys, dropout."""
 
     def make(hidden: int, layers: int, heads: int) -> Dimensions:
-        facts: dict[str, Any] = {
-            "kind": "dense",
-            "attention": "gqa",
-            "num_layers": layers,
-            "hidden_size": hidden,
-            "ffn_hidden_size": 4 * hidden,
-            "ffn_matrices": 2,
-            "dropout": True,
-            "norms_per_layer": 2,
-            "vocab_size": 51200,
-            "tie_word_embeddings": True,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads,
-            "head_dim": hidden // heads,
-            "qkv_bias": False,
-            "qk_norm": False,
-        }
-        return dimensions(Architecture("gpt", facts))
+        return dimensions(Architecture("gpt", gpt(hidden, layers, heads)))
 
     return make

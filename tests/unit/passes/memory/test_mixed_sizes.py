@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlflow.amounts import GIB
 from rlflow.passes.analysis.memory.choice import Infeasible
-from rlflow.passes.analysis.memory.objects import GIB, Device, Kind, Period, Phase, Resident
+from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Phase, Resident
 from rlflow.passes.analysis.memory.swap import SwapPlan, least_peak, plan_swaps
 
 

@@ -6,9 +6,10 @@ from fractions import Fraction
 
 import pytest
 
+from rlflow.amounts import GIB
 from rlflow.passes.analysis.memory.fraction import memory_fraction, peak_of_others
 from rlflow.passes.analysis.memory.movement import Movement, Slot
-from rlflow.passes.analysis.memory.objects import GIB, Device, Kind, Period, Phase, Resident, exact_seconds
+from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Phase, Resident, exact_seconds
 from rlflow.passes.analysis.memory.swap import SwapPlan, plan_swaps
 from rlflow.passes.analysis.memory.timeline import build_timeline
 
