@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,27 @@ from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 
 
-def save_checkpoint(state: RankState, folder: Path, step: int, merged: bool = False) -> Path:
+def save_checkpoint(
+    state: RankState,
+    folder: Path,
+    step: int,
+    merged: bool = False,
+    is_last_part: Callable[[int], bool] = lambda step: True,
+) -> Path:
     """Write the state after `step` steps; returns the checkpoint's folder. RLF5010 when the disk refuses.
 
+    Every pool that trains writes a part; the one that `is_last_part` says is the last puts them together.
     `merged`: of models with adapters also the weights with the adapters added, which no resume needs.
     """
     target = checkpoint_path(folder, step)
-    building = folder / f".global_step_{step}.partial"
+    building = folder / f".global_step_{step}.{state.pool}.partial"
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
         versions: dict[str, int] = {}
         for declared in state.plan.models:
             model = state.models.get(declared.name)
-            if model is None or model.trainer is None or not declared.trainable:
+            if model is None or model.trainer is None or not state.trains(declared.name):
                 continue
             save_model(model.loaded, building / declared.name, merged)
             torch.save(model.trainer.state_dict(), building / f"{declared.name}.training.pt")
@@ -47,12 +55,15 @@ def save_checkpoint(state: RankState, folder: Path, step: int, merged: bool = Fa
             "cursors": state.cursors,
             "versions": versions,
             "seed": state.seed,
-            "data": {name: data.fingerprint for name, data in state.data.items()},
+            "data": state.fingerprints | {name: data.fingerprint for name, data in state.data.items()},
         }
         (building / STATE).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
         for path in building.rglob("*"):
             if path.is_file():
                 _sync(path)
+        if not is_last_part(step):
+            return target
+        _join_parts(building, [p for p in folder.glob(f".global_step_{step}.*.partial") if p != building])
         if target.exists():
             shutil.rmtree(target)
         os.replace(building, target)
@@ -70,6 +81,26 @@ def save_checkpoint(state: RankState, folder: Path, step: int, merged: bool = Fa
     return target
 
 
+def _join_parts(whole: Path, parts: list[Path]) -> None:
+    """Move what other pools wrote into `whole`. Versions are each pool's own; cursors are those furthest on."""
+    body = json.loads((whole / STATE).read_text("utf-8"))
+    for part in parts:
+        other = json.loads((part / STATE).read_text("utf-8"))
+        body["versions"] |= other["versions"]
+        body["data"] |= other["data"]
+        cursors = body["cursors"]
+        body["cursors"] = {
+            name: max(cursors.get(name, 0), other["cursors"].get(name, 0)) for name in {*cursors, *other["cursors"]}
+        }
+        for path in part.iterdir():
+            if path.name != STATE:
+                os.replace(path, whole / path.name)
+        shutil.rmtree(part)
+    if parts:
+        (whole / STATE).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
+        _sync(whole / STATE)
+
+
 def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
     """Bring models, optimizers, cursors and versions back to the state after `step` steps. RLF5010 when broken."""
     source = checkpoint_path(folder, step)
@@ -77,14 +108,16 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
         body: dict[str, Any] = json.loads((source / STATE).read_text("utf-8"))
         _check_data(state, body["data"])
         for name, version in body["versions"].items():
-            model = state.models[name]
-            assert model.trainer is not None
+            model = state.models.get(name)
+            if model is None:
+                continue  # another pool's
             load_weights(model.loaded, source / name)
-            training = torch.load(source / f"{name}.training.pt", weights_only=True)
-            model.trainer.load_state_dict(training)
+            if model.trainer is not None and state.trains(name):
+                training = torch.load(source / f"{name}.training.pt", weights_only=True)
+                model.trainer.load_state_dict(training)
             model.version = version
             model.restart(version)
-        state.cursors = {name: int(cursor) for name, cursor in body["cursors"].items()}
+        state.cursors.update({name: int(cursor) for name, cursor in body["cursors"].items()})
         state.seed = int(body["seed"])
     except RunFailure:
         raise

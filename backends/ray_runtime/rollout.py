@@ -20,6 +20,7 @@ from rlflow.backends.ray_runtime.conversation import Conversations, decode_text
 from rlflow.backends.ray_runtime.decoder import make_decoder
 from rlflow.backends.ray_runtime.environment_worker import Environments
 from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.randomness import uniforms
 from rlflow.backends.ray_runtime.sampling import Sampler, response_lengths
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -38,18 +39,31 @@ class RolloutEngine:
     with "bf16" it holds a copy that `load_weights` refreshes. Of a model with adapters it holds the weights with the
     adapters added, and shares the others with the trainer."""
 
-    def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, compute: Literal["fp32", "bf16"], mesh: Mesh | None = None, own: bool = False
+    ) -> None:
         self.loaded = loaded
         self.version = 0
+        self.mesh = mesh
         self._model: PreTrainedModel = loaded.model
         self.digest = ""
         """Of the weights with adapters that it samples from; empty for a model without."""
         if loaded.adapters is not None:
             self._model = loaded.adapters.merged(torch.bfloat16 if compute == "bf16" else torch.float32)
             self.digest = loaded.adapters.write_merged(self._model)
-        elif compute == "bf16":
-            self._model = copy.deepcopy(loaded.model).to(torch.bfloat16).requires_grad_(False)
+        elif compute == "bf16" or own:
+            kind = torch.bfloat16 if compute == "bf16" else torch.float32
+            self._model = copy.deepcopy(loaded.model).to(kind).requires_grad_(False)
         self._decoder = make_decoder(self._model)
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.data for name, parameter in self._model.named_parameters()}
+
+    def begin_update(self) -> None:
+        pass
+
+    def end_update(self, version: int) -> None:
+        self.version = version
 
     def load_weights(self, version: int) -> None:
         """Take over the master weights, in place, as `version`."""

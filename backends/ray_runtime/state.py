@@ -8,17 +8,23 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from transformers import PretrainedConfig
 
 from rlflow.backends.ray_runtime.data import DataSet, open_data
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
+from rlflow.backends.ray_runtime.open_channel import open_channel
+from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.published import PublishCheck
+from rlflow.backends.ray_runtime.reshard_links import Tensors
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.backends.ray_runtime.trainer import Trainer
+from rlflow.backends.ray_runtime.weight_channel import WeightChannel
+from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train, ValueModel, Values
+from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Take, Train, ValueModel, Values
 from rlflow.plan import DataDecl, Plan, Stage
 
 SMALL = 5_000_000
@@ -34,6 +40,8 @@ class ModelState:
     version: int = 0
     engine: RolloutEngine | None = None
     trainer: Trainer | None = None
+    mesh: Mesh | None = None
+    """Of the trainer; None where every rank has the whole model and rows of its own."""
     check: PublishCheck | None = None
     """Of a model with adapters that is sampled from."""
 
@@ -57,12 +65,26 @@ class RankState:
     base_dir: Path
     seed: int
     group: dist.ProcessGroup | None = None
+    """Of the pool; None for a pool of one rank."""
+    all: World = field(init=False)
+    """All pools of the run."""
+    channels: dict[str, WeightChannel] = field(default_factory=dict)
+    """This rank's ends of the plan's reshards, by id."""
     models: dict[str, ModelState] = field(default_factory=dict)
     data: dict[str, DataSet] = field(default_factory=dict)
     rewards: dict[str, RewardPool] = field(default_factory=dict)
     environments: dict[str, EnvironmentPool] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Of the data sets of all pools."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
+
+    def __post_init__(self) -> None:
+        self.all = World(self.pool, self.rank, {self.pool: self.world}, group=self.group)
+
+    def join(self, world: World) -> None:
+        """Take part in a run of several ranks, whose groups are connected."""
+        self.all, self.group = world, world.group
 
     def load_models(self) -> None:
         """Load what the pool's stages use. Frozen copies and value models are made before anything trains."""
@@ -79,23 +101,65 @@ class RankState:
         for name, stages in used.items():
             if not stages:
                 continue
-            state = ModelState(built[name], self._compute(name))
-            if any(isinstance(s.op, Generate) for s in stages):
-                state.engine = RolloutEngine(state.loaded, state.compute)
-                if state.loaded.adapters is not None:
-                    state.check = PublishCheck(name, state.engine.digest)
-            if any(isinstance(s.op, Train | Logprobs | Values) for s in stages):
-                state.trainer = Trainer(state.loaded, state.compute)
-            self.models[name] = state
+            self.models[name] = self._model_state(name, built[name], stages)
+        self._connect_weights()
         self._check_tokenizers()
         if sum(_parameters(model.loaded) for model in self.models.values()) < SMALL:
             # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for
             # the next one: with other processes on the machine a step takes ten times as long.
             torch.set_num_threads(1)
 
+    def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
+        """What samples from the model and what trains it or predicts with it, each in its layout."""
+        state = ModelState(loaded, self._compute(name))
+        samplers = [s for s in stages if isinstance(s.op, Generate)]
+        others = [s for s in stages if isinstance(s.op, Train | Logprobs | Values | ModelScore)]
+        if samplers:
+            mesh = self._mesh(samplers)
+            # On a pool that does not train the model, or in another layout, the weights come by a reshard.
+            own = any(r.model == name and samplers[0].id in r.readers for r in self.plan.reshards)
+            state.engine = RolloutEngine(loaded, state.compute, mesh, own=own and bool(others))
+            if loaded.adapters is not None:
+                state.check = PublishCheck(name, state.engine.digest)
+        if others:
+            state.mesh = self._mesh(others)
+            if any(not isinstance(s.op, ModelScore) for s in others):
+                state.trainer = Trainer(loaded, state.compute, state.mesh)
+        return state
+
+    def _mesh(self, stages: list[Stage]) -> Mesh | None:
+        """The mesh of stages that use one copy of a model. RLF4003 where their layouts differ."""
+        first = stages[0]
+        assert first.layout is not None
+        for stage in stages[1:]:
+            if stage.layout != first.layout:
+                raise RunFailure(
+                    "RLF4003",
+                    f"`{first.id}` and `{stage.id}` use one model on one pool in two layouts",
+                    stage=stage.id,
+                    help=("place them with the same layout, or on pools of their own",),
+                )
+        mapping = next((r.mapping for r in self.plan.reshards if r.source == r.target and first.id in r.readers), ())
+        return self.all.mesh(first.layout, mapping, first.id)
+
+    def _connect_weights(self) -> None:
+        """This rank's ends of all reshards, in the order of the plan, which all ranks share."""
+        for reshard in self.plan.reshards:
+            if self.pool in (reshard.source, reshard.target):
+                with blame(reshard.readers[0]):
+                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, self._config(reshard.model))
+
+    def _config(self, model: str) -> PretrainedConfig:
+        config: PretrainedConfig = self.models[model].loaded.model.config
+        return config
+
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
         return [s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == model]
+
+    def trains(self, model: str) -> bool:
+        """Whether this pool trains the model."""
+        return any(isinstance(stage.op, Train) for stage in self._stages_of(model))
 
     @property
     def has_adapters(self) -> bool:
@@ -107,14 +171,69 @@ class RankState:
         source = self.plan.model(model).source
         return source.of if isinstance(source, ValueModel) and source.shared else None
 
+    def channels_from(self, model: str) -> list[WeightChannel]:
+        """The channels to other pools of a model that trains here."""
+        found = [channel for channel in self.channels.values() if channel.model == model and channel.between_pools]
+        return [channel for channel in found if channel.reshard.source == self.pool]
+
+    def before_update(self, model: str) -> None:
+        """Weights that are on their way to another pool must leave before they change."""
+        for channel in self.channels_from(model):
+            channel.before_update()
+
+    def receive(self, model: str, readers: tuple[str, ...], step: int, evaluation: bool) -> None:
+        """Execute a `reshard` instruction: bring the readers' weights to the version that they use at this step."""
+        channel = next(c for c in self.channels.values() if c.model == model and set(c.reshard.readers) == set(readers))
+        state = self.models[model]
+        if channel.between_pools:
+            wanted = step if evaluation else channel.reading.of_step(step)
+            if channel.receive(wanted, lambda: self._reader(channel)):
+                state.version = wanted
+                self._refreshed(channel, wanted)
+        elif channel.version < state.version:
+            assert state.trainer is not None
+            channel.moved = channel.links.run(state.trainer.local_tensors(), self._reader(channel), state.version)
+            channel.version = state.version
+            self._refreshed(channel, state.version)
+
+    def _fed(self, model: str) -> bool:
+        """Whether what samples from the model here gets its weights by a reshard."""
+        return any(channel.model == model and not channel.between_pools for channel in self.channels.values())
+
+    def _reader(self, channel: WeightChannel) -> Tensors:
+        """The live tensors that a channel writes."""
+        state = self.models[channel.model]
+        if any(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
+            assert state.engine is not None
+            state.engine.begin_update()
+            return state.engine.local_tensors()
+        assert state.trainer is not None
+        return state.trainer.local_tensors()
+
+    def _refreshed(self, channel: WeightChannel, version: int) -> None:
+        engine = self.models[channel.model].engine
+        if engine is not None:
+            engine.end_update(version)
+
+    def drain(self, end: int) -> None:
+        """The run ends after step `end`, sooner than planned: no weights may be left on their way."""
+        for channel in self.channels.values():
+            if channel.between_pools and channel.links.receives:
+                channel.drain(end, lambda channel=channel: self._reader(channel))  # type: ignore[misc]
+                self.models[channel.model].version = channel.version
+                self._refreshed(channel, channel.version)
+
     def publish(self, model: str) -> None:
         """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""
         state = self.models[model]
         state.version += 1
+        for channel in self.channels_from(model):
+            assert state.trainer is not None
+            channel.published(state.version, state.trainer.local_tensors)
         for name, other in self.models.items():
             if self._owner(name) == model:
                 other.version = state.version
-        if state.engine is not None:
+        if state.engine is not None and not self._fed(model):
             state.engine.load_weights(state.version)
             if state.check is not None and state.trainer is not None:
                 state.check.publish(state.engine.digest, state.trainer.moved)
@@ -164,16 +283,21 @@ class RankState:
         """Open every data set and turn its prompts into the ids of the model that answers them."""
         for declared in self.plan.data:
             readers = self._answering_models(declared.name)
-            if not readers:
+            if not readers or not self._takes(declared.name):
                 continue
             with blame(self._first_take(declared.name)):
                 self.data[declared.name] = self._open(declared, readers)
             self.cursors[declared.name] = 0
         for environment in self.plan.environments:
-            if any(getattr(stage.op, "environment", None) == environment.name for stage in self.plan.stages):
+            stages = [stage for stage in self.plan.stages if stage.pool == self.pool]
+            if any(getattr(stage.op, "environment", None) == environment.name for stage in stages):
                 pool = EnvironmentPool(environment.name, environment.source, self.base_dir)
                 pool.open()
                 self.environments[environment.name] = pool
+
+    def _takes(self, data: str) -> bool:
+        """Whether this pool takes rows of the data set."""
+        return any(isinstance(s.op, Take) and s.op.data == data and s.pool == self.pool for s in self.plan.stages)
 
     def _first_take(self, data: str) -> str:
         return next(s.id for s in self.plan.stages if isinstance(s.op, Take) and s.op.data == data)
@@ -188,6 +312,12 @@ class RankState:
                 help=("declare the data once for each model",),
             )
         model, longest = next(iter(readers.items()))
+        if model not in self.models:
+            raise RunFailure(
+                "RLF4003",
+                f"data `{declared.name}` is taken on pool `{self.pool}` and answered by `{model}`, which is not there",
+                help=("place the stage that takes the data with the one that generates",),
+            )
         loaded = self.models[model].loaded
         data_set.render(loaded.tokenizer, loaded.context - longest)
         return data_set

@@ -17,6 +17,7 @@ from rlflow.backends.ray_runtime.forward import Spread, hidden_log_probs, respon
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch_pairs, minibatch_rows
+from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, metric_names, micro_weights
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Behaviour, Dpo, Entropy, Train, TruncatedIs, ValueClip
@@ -30,7 +31,7 @@ class Trainer:
     """Trains `loaded.model` in place: a policy, or a value model. compute "bf16" runs matrix products in bf16 over the
     fp32 weights."""
 
-    def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"]) -> None:
+    def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"], mesh: Mesh | None = None) -> None:
         self.loaded = loaded
         self.compute = compute
         self.updates = 0
@@ -283,6 +284,9 @@ class Trainer:
                 self._optimizer.load_state_dict(self._pending_state)
                 self._pending_state = None
         return self._optimizer
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.data for name, parameter in self.loaded.model.named_parameters()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: moments and the number of updates. Its tensors are the live ones."""

@@ -83,6 +83,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5016": "too-few-groups",
     "RLF5017": "environment-failed",
     "RLF5018": "weights-not-published",
+    "RLF5019": "waited-too-long",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
