@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
+from rlflow.backends.ray_runtime.parallel.weights import reshard_views
+from rlflow.backends.ray_runtime.trainer import Trainer
+from rlflow.cluster.presets.architecture import Architecture
+from rlflow.cluster.presets.from_config import facts_of_config
+from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
+from rlflow.ir.ops import AdamW, Entropy, Kl, PpoClip, Train
+from rlflow.reshard.catalogue import catalogue as catalogue_of
+from rlflow.reshard.shards import Sharding
+from rlflow.reshard.storage import Storage
+from tests.unit.ray_runtime.parallel import models
 from tests.unit.ray_runtime.parallel.workers import DEADLINE
 
+ROWS = 11
+LOSS = (PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2), Kl(weight=0.1, estimator="k3"), Entropy(weight=-0.01))
 AXES = ("tp", "pp", "dp", "cp", "replica", "ep", "etp", "experts", "expert_dp", "stage", "ends", "world")
 
 
@@ -34,3 +54,146 @@ def unlike_pasts(layout: Layout) -> int:
     total = torch.tensor([dist.get_rank()])
     dist.all_reduce(total, group=mesh.world)
     return int(total)
+
+
+def against_one_process(
+    kind: str, layout: Layout, changes: dict[str, Any], options: dict[str, Any], compute: Literal["fp32", "bf16"]
+) -> dict[str, Any]:
+    """Train the same model on a layout and in one process; largest differences by what differs.
+
+    Differences are relative to the largest magnitude of what is compared.
+    """
+    sharding = sharding_of(models.make(kind, **changes), layout)
+    rows = np.arange(ROWS)
+    batch = models.samples(ROWS)
+    advantages = np.linspace(-1.0, 1.2, ROWS)
+    reference = models.tokens_beside(batch, 5)
+    op = Train(model="actor", loss=LOSS, optimizer=AdamW(lr=2e-3, weight_decay=0.05), **{"minibatch": 5, **options})
+
+    alone = Trainer(models.make(kind, **changes), compute)
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    spread = Trainer(models.make(kind, **changes), compute, mesh)
+    mine = rows[(rows * 7 % 11) % layout.dp == mesh.dp_rank]
+    found: dict[str, Any] = {"names": _names(spread, mesh, alone)}
+
+    def both(train_op: Train, step: int) -> tuple[dict[str, float], dict[str, float]]:
+        one = alone.train(batch, advantages, train_op, seed=0, step=step, reference=reference)
+        part, beside = batch.select(mine), reference.select(mine)
+        many = spread.train(part, advantages[mine], train_op, seed=0, step=step, reference=beside, rows=mine)
+        return one, many
+
+    still = replace(op, optimizer=AdamW(lr=0.0), minibatch=0, max_grad_norm=0.0)
+    one, many = both(still, 0)
+    found["metrics"] = max(_apart(one[name], many[name]) for name in one)
+    found["gradients"] = _gradients_apart(alone, spread, mesh)
+    found["logprobs"] = _predictions_apart(alone, spread, batch, mine)
+    for step in range(1, 4):
+        one, many = both(op, step)
+        found[f"step {step}"] = max(_apart(one[f"actor/{m}"], many[f"actor/{m}"]) for m in ("loss", "grad_norm"))
+    found["weights"] = 0.0
+    wanted = dict(alone.loaded.model.named_parameters())
+    for name, whole in spread.full_tensors():
+        assert (whole is None) == (mesh.rank > 0)
+        if whole is not None:
+            found["weights"] = max(found["weights"], _apart(wanted.pop(name).detach(), whole))
+    assert mesh.rank or not wanted, f"missing {list(wanted)}"
+    found["digests"] = [
+        (name, repr(sharding.pieces(mesh.rank, name)), hashlib.sha256(view.detach().contiguous().numpy()).hexdigest())
+        for name, view in spread.local_tensors().items()
+    ]
+    spread.load_full({name: tensor.detach() for name, tensor in alone.loaded.model.named_parameters()})
+    found["loaded"] = _predictions_apart(alone, spread, batch, mine)
+    return found
+
+
+def sharding_of(loaded: LoadedModel, layout: Layout) -> Sharding:
+    """What reshard expects every rank to hold."""
+    facts = facts_of_config(loaded.model.config.to_dict())
+    assert facts is not None
+    storage = Storage(vocabulary_multiple=layout.tp, dtype="float32", mtp=False)
+    return Sharding(catalogue_of(Architecture("small", facts)), layout, storage)
+
+
+def bf16_errors(layout: Layout) -> tuple[float, float]:
+    """Largest differences of gradients from one fp32 process: of one bf16 process, and of this rank's part."""
+    batch = models.samples(ROWS)
+    op = Train(model="actor", loss=LOSS[:1], optimizer=AdamW(lr=0.0), minibatch=0, max_grad_norm=0.0)
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    exact, alone = Trainer(models.make("qwen3"), "fp32"), Trainer(models.make("qwen3"), "bf16")
+    spread = Trainer(models.make("qwen3"), "bf16", mesh)
+    mine = np.arange(ROWS)[np.arange(ROWS) % layout.dp == mesh.dp_rank]
+    advantages = np.linspace(-1.0, 1.2, ROWS)
+    for trainer in (exact, alone):
+        trainer.train(batch, advantages, op, seed=0, step=0)
+    spread.train(batch.select(mine), advantages[mine], op, seed=0, step=0, rows=mine)
+    assert all(tensor.dtype == torch.float32 for tensor in spread.local_tensors().values())
+    pairs = zip(exact.loaded.model.parameters(), alone.loaded.model.parameters(), strict=True)
+    return max(_apart(a.grad, b.grad) for a, b in pairs), _gradients_apart(exact, spread, mesh)
+
+
+def with_and_without_mesh(layout: Layout) -> bool:
+    """Whether a trainer with a mesh gets the very weights that one with a group gets."""
+    batch = models.samples(ROWS)
+    op = Train(model="actor", loss=LOSS[:1], optimizer=AdamW(lr=0.01), minibatch=4)
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    mine = np.arange(ROWS)[np.arange(ROWS) % layout.dp == mesh.dp_rank]
+    weights = []
+    for trainer in (Trainer(models.make("qwen3"), "fp32", mesh), Trainer(models.make("qwen3"), "fp32")):
+        for step in range(2):
+            trainer.train(batch.select(mine), np.ones(len(mine)), op, seed=0, step=step, rows=mine, group=mesh.dp)
+        weights.append(torch.cat([p.detach().reshape(-1) for p in trainer.loaded.model.parameters()]))
+    return torch.equal(*weights)
+
+
+def refusal(kind: str, layout: Layout) -> RunFailure:
+    try:
+        refuse_impossible(models.make(kind), layout)
+    except RunFailure as failure:
+        return failure
+    raise AssertionError(f"{layout} is not refused")
+
+
+def _names(spread: Trainer, mesh: Mesh, alone: Trainer) -> str:
+    """How this rank's tensors differ from what reshard expects; empty when they do not."""
+    sharding = sharding_of(alone.loaded, mesh.layout)
+    wanted = {
+        name: tuple(sharding.local_shape(mesh.rank, local)) for name, local in sharding.local_tensors(mesh.rank).items()
+    }
+    have = {name: tuple(tensor.shape) for name, tensor in spread.local_tensors().items()}
+    wrong = {
+        name: (wanted.get(name), have.get(name)) for name in {*wanted, *have} if wanted.get(name) != have.get(name)
+    }
+    whole = dict(alone.loaded.model.named_parameters())
+    canonical = {view: t for name, tensor in whole.items() for view, t in reshard_views(name, tensor.detach())}
+    for name, tensor in spread.local_tensors().items():
+        for piece in sharding.pieces(mesh.rank, name):
+            at, local = (tuple(slice(*bounds) for bounds in box) for box in (piece.box, piece.local))
+            if not torch.equal(canonical[name][at], tensor[local]):
+                wrong[name] = "values"
+    return repr(wrong) if wrong else ""
+
+
+def _gradients_apart(alone: Trainer, spread: Trainer, mesh: Mesh) -> float:
+    sharded = spread._parts.sharded
+    wanted = dict(alone.loaded.model.named_parameters())
+    moved = spread._parts.updates.moved
+    worst = 0.0
+    if len(moved) != len(sharded.parameters):
+        return worst  # one flat part of all: compared by what it does to the weights
+    for (name, _), local in zip(sharded.parameters.items(), moved, strict=True):
+        for whole, mine in sharded._pieces(sharded.specs[name], mesh.place):
+            worst = max(worst, _apart(wanted[name].grad[whole], local.grad[mine], wanted[name].grad))
+    return worst
+
+
+def _predictions_apart(alone: Trainer, spread: Trainer, batch: Batch, mine: np.ndarray) -> float:
+    wanted = alone.logprobs(batch, 0.9).select(mine).values
+    return _apart(wanted, spread.logprobs(batch.select(mine), 0.9).values)
+
+
+def _apart(wanted: Any, found: Any, scale: torch.Tensor | None = None) -> float:
+    wanted, found = torch.as_tensor(wanted), torch.as_tensor(found)
+    if not wanted.numel():
+        return 0.0
+    largest = max(float((wanted if scale is None else scale).detach().abs().max()), 1e-6)
+    return float((wanted - found).detach().abs().max()) / largest
