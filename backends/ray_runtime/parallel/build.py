@@ -11,6 +11,7 @@ from rlflow.backends.ray_runtime.forward import Compute
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.executor import Executor, Forward
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
+from rlflow.backends.ray_runtime.parallel.replicas import shard_weights
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
 from rlflow.backends.ray_runtime.parallel.updates import ShardedUpdates, Updates
 from rlflow.ir.flow import Layout
@@ -31,6 +32,10 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
     sharded = ShardedModel(loaded, mesh)
     forward = Forward(loaded.model, compute, loaded.critic)
     head = [] if loaded.critic is None else list(loaded.critic.head.parameters())
+    if sharded.fsdp:
+        shard_weights(forward, loaded.model.get_decoder(), mesh, set(head))
+        forward.own_outputs = True
+        sharded.refresh()
     if is_whole(mesh):
         leaves = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
         return Parts(sharded, Executor(forward), Updates(leaves))
@@ -45,4 +50,4 @@ def is_whole(mesh: Mesh) -> bool:
 
 def _together(mesh: Mesh) -> dist.ProcessGroup | None:
     """Ranks of different replicas that talk in every forward or backward pass."""
-    return None
+    return mesh.dp if mesh.layout.zero >= 2 else None

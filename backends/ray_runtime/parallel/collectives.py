@@ -6,10 +6,16 @@ is then the same on all of them too. `group` None is a group of one rank: nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+gather_into: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""`gather_into(whole, part, group=...)`. Newer versions of torch warn about the old name."""
+scatter_sum: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""`scatter_sum(part, whole, group=...)`"""
 
 
 def enter(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -120,7 +126,7 @@ def _joined(part: torch.Tensor, rows: int, group: dist.ProcessGroup) -> torch.Te
     padded = part.new_zeros((step, *part.shape[1:]))
     padded[: len(part)] = part
     whole = part.new_empty((step * group.size(), *part.shape[1:]))
-    dist.all_gather_into_tensor(whole, padded, group=group)
+    gather_into(whole, padded, group=group)
     return whole[:rows]
 
 

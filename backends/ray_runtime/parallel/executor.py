@@ -28,16 +28,22 @@ class Forward(nn.Module):  # type: ignore[misc]
         self.model = model
         self.compute = compute
         self.critic = critic
+        self.own_outputs = False
+        """Whether outputs are to be no views: FSDP marks them."""
 
     def forward(
         self, micro: MicroBatch, temperature: float, spread: Spread, with_critic: bool, limit: int
     ) -> Prediction:
         if isinstance(self.model, ValueHeadModel):
-            values = response_values(self.model, self.compute, micro)
+            values = self._own(response_values(self.model, self.compute, micro))
             return values, values.new_zeros(0), values
         hidden = response_hidden(self.model, self.compute, micro)
         logp, entropies = hidden_log_probs(self.model, self.compute, hidden, micro, temperature, spread, limit=limit)
-        return logp, entropies, self.critic.value(hidden) if with_critic and self.critic is not None else None
+        estimates = self._own(self.critic.value(hidden)) if with_critic and self.critic is not None else None
+        return self._own(logp), entropies, estimates
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if self.own_outputs else tensor
 
 
 class Executor:

@@ -36,8 +36,9 @@ class ShardedModel:
         self.kv_copies: dist.ProcessGroup | None = None
         """The ranks that hold the same key-value heads, where there are fewer heads than tensor-parallel ranks."""
         self._cut()
-        self.parameters = self._parameters()
+        self.parameters: dict[str, nn.Parameter] = {}
         """Of this rank by their names in the whole model: the leaves that backward gives gradients."""
+        self.refresh()
 
     # --- the cut -----------------------------------------------------------------------------------------------------
 
@@ -63,11 +64,12 @@ class ShardedModel:
         members = self.mesh.members(lambda p: (p.pp, p.dp, p.cp, p.tp // copies))
         return new_group(members, "kv copies", self.mesh.timeout)
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
+    def refresh(self) -> None:
+        """Look up the parameters again, after FSDP has put others in their place."""
         found = dict(self.loaded.model.named_parameters())
         if HEAD in found and HEAD not in self.specs:
             found[EMBEDDING] = found.pop(HEAD)  # the last pipeline stage of a tied model
-        return found
+        self.parameters = found
 
     # --- live views --------------------------------------------------------------------------------------------------
 

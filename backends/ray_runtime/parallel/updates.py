@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.parallel.replicas import FlatPart
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel, plain
 from rlflow.backends.ray_runtime.parallel.weights import EMBEDDING, Rule, Spec, summed_over_tp
 
@@ -92,15 +93,58 @@ class ShardedUpdates(Updates):
             spec = Spec("", tuple(leaf.shape), Rule.WHOLE, 0)
             self._slots.append(_slot(sharded, spec, leaf))
         super().__init__([slot.leaf for slot in self._slots])
-        self.moved = [slot.local for slot in self._slots]
+        self._zero = sharded.layout.zero
+        self._flats = self._flat_parts() if self._zero in (1, 2) else []
+        self.moved = [slot.local for slot in self._whole()] + [flat.part for flat in self._flats]
+
+    def begin(self) -> None:
+        super().begin()
+        for flat in self._flats:
+            flat.part.grad = None
+
+    def after_backward(self) -> None:
+        if self._zero == 2:
+            self._sum_parts()
+            for flat in self._flats:
+                flat.add_gradients()
+            for slot in self._slots:
+                if slot.replicas is not None:
+                    slot.leaf.grad = None
 
     def reduce(self, group: dist.ProcessGroup | None) -> torch.Tensor:
+        if self._zero != 2:
+            self._sum_parts()
+        self._sum([(slot, slot.replicas) for slot in self._whole() if slot.replicas is not None])
+        found = [(slot.local.grad, slot.share) for slot in self._whole()]
+        for flat in self._flats:
+            if self._zero == 1:
+                flat.add_gradients()
+            flat.take_weights()
+            found += flat.gradients()
+        return _norm(found, self.mesh)
+
+    def after_step(self) -> None:
+        for flat in self._flats:
+            flat.give_weights()
+
+    def _sum_parts(self) -> None:
+        """Gradients as plain tensors, whole where ranks of one replica did parts of the work."""
         for slot in self._slots:
             slot.local.grad = slot.gradient()
         for depth in range(max((len(slot.sums) for slot in self._slots), default=0)):
             self._sum([(slot, slot.sums[depth]) for slot in self._slots if depth < len(slot.sums)])
-        self._sum([(slot, slot.replicas) for slot in self._slots if slot.replicas is not None])
-        return _norm([(slot.local.grad, slot.share) for slot in self._slots], self.mesh)
+
+    def _whole(self) -> list[_Slot]:
+        """Weights that this rank moves itself."""
+        inside = {id(weight) for flat in self._flats for weight in flat.weights}
+        return [slot for slot in self._slots if id(slot) not in inside]
+
+    def _flat_parts(self) -> list[FlatPart]:
+        by_group: dict[str, tuple[dist.ProcessGroup, list[_Slot]]] = {}
+        for slot in self._slots:
+            if slot.replicas is not None:
+                by_group.setdefault(slot.replicas.group_name, (slot.replicas, []))[1].append(slot)
+        return [FlatPart(slots, group) for group, slots in by_group.values()]
 
     def _sum(self, wanted: list[tuple[_Slot, dist.ProcessGroup]]) -> None:
         """All-reduce, one message a group. Groups come in an order that all of their members agree on."""

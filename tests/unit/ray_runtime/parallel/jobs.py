@@ -197,3 +197,38 @@ def _apart(wanted: Any, found: Any, scale: torch.Tensor | None = None) -> float:
         return 0.0
     largest = max(float((wanted if scale is None else scale).detach().abs().max()), 1e-6)
     return float((wanted - found).detach().abs().max()) / largest
+
+
+def _trained(trainer: Trainer, mesh: Mesh, steps: range) -> None:
+    batch = models.samples(ROWS)
+    op = Train(model="actor", loss=LOSS[:1], optimizer=AdamW(lr=0.01), minibatch=4)
+    mine = np.arange(ROWS)[np.arange(ROWS) % mesh.layout.dp == mesh.dp_rank]
+    for step in steps:
+        trainer.train(batch.select(mine), np.ones(len(mine)), op, seed=0, step=step, rows=mine)
+
+
+def moments(layout: Layout) -> tuple[int, int]:
+    """Elements of this rank's optimizer state, and of the whole model's weights."""
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    trainer = Trainer(models.make("qwen3"), "fp32", mesh)
+    _trained(trainer, mesh, range(1))
+    state = trainer.state_dict()["optimizer"]["state"].values()
+    whole = sum(p.numel() for p in models.make("qwen3").model.parameters())
+    return sum(t.numel() for entry in state for name, t in entry.items() if name != "step"), whole
+
+
+def saved_and_resumed(layout: Layout) -> bool:
+    """Whether three steps in a row, and one, a restart, and two give the same weights."""
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    through = Trainer(models.make("qwen3"), "fp32", mesh)
+    _trained(through, mesh, range(3))
+    before = Trainer(models.make("qwen3"), "fp32", mesh)
+    _trained(before, mesh, range(1))
+    whole: list[Any] = [{name: tensor for name, tensor in before.full_tensors()}]
+    dist.broadcast_object_list(whole, src=0, group=mesh.world)
+    after = Trainer(models.make("qwen3"), "fp32", mesh)
+    after.load_full(whole[0])
+    after.load_state_dict(before.state_dict())
+    _trained(after, mesh, range(1, 3))
+    pairs = zip(through.local_tensors().values(), after.local_tensors().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
