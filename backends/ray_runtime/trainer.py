@@ -69,7 +69,7 @@ class Trainer:
         sequences = Sequences(samples, self.loaded.pad_id)
         tokens = len(sequences.responses.values)
         out = torch.empty(tokens) if sequences.counted is None else torch.zeros(tokens)
-        micros = sequences.micro_batches(np.arange(samples.rows), budget)
+        micros = self._parts.executor.cut(sequences, np.arange(samples.rows), budget, 1)
         for micro, predicted in self._parts.executor.predict(micros, temperature, _LOGITS_LIMIT):
             out[torch.from_numpy(micro.source)] = predicted
         return Packed(out, sequences.responses.offsets)
@@ -203,7 +203,7 @@ class Trainer:
         parts = self._parts
         parts.updates.begin()
         parts.executor.accumulate(
-            source.sequences.micro_batches(rows, op.microbatch_tokens, source.unit),
+            parts.executor.cut(source.sequences, rows, op.microbatch_tokens, source.unit),
             op.temperature,
             spread,
             with_critic,

@@ -11,6 +11,7 @@ from rlflow.backends.ray_runtime.forward import Compute
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.executor import Executor, Forward
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
+from rlflow.backends.ray_runtime.parallel.pipeline import PipelineExecutor
 from rlflow.backends.ray_runtime.parallel.replicas import shard_weights
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
 from rlflow.backends.ray_runtime.parallel.updates import ShardedUpdates, Updates
@@ -39,7 +40,12 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
     if is_whole(mesh):
         leaves = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
         return Parts(sharded, Executor(forward), Updates(leaves))
-    return Parts(sharded, Executor(forward, _together(mesh)), ShardedUpdates(sharded, head))
+    executor: Executor
+    if mesh.layout.pp > 1:
+        executor = PipelineExecutor(forward, mesh, sharded.virtual_stages, _together(mesh))
+    else:
+        executor = Executor(forward, _together(mesh))
+    return Parts(sharded, executor, ShardedUpdates(sharded, head))
 
 
 def is_whole(mesh: Mesh) -> bool:

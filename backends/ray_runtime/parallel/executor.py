@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlflow.backends.ray_runtime.forward import Compute, Spread, hidden_log_probs, response_hidden, response_values
+from rlflow.backends.ray_runtime.forward import Compute, Spread, hidden_log_probs, response_hidden
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
-from rlflow.backends.ray_runtime.packing import MicroBatch
+from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences
 
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Predictions [tokens] that carry the gradient, the policy's entropies if asked for, and the estimates [tokens] of a
@@ -34,10 +34,22 @@ class Forward(nn.Module):  # type: ignore[misc]
     def forward(
         self, micro: MicroBatch, temperature: float, spread: Spread, with_critic: bool, limit: int
     ) -> Prediction:
-        if isinstance(self.model, ValueHeadModel):
-            values = self._own(response_values(self.model, self.compute, micro))
-            return values, values.new_zeros(0), values
         hidden = response_hidden(self.model, self.compute, micro)
+        return self.of_hidden(hidden, micro, temperature, spread, with_critic, limit)
+
+    def of_hidden(
+        self,
+        hidden: torch.Tensor,
+        micro: MicroBatch,
+        temperature: float,
+        spread: Spread,
+        with_critic: bool,
+        limit: int,
+    ) -> Prediction:
+        """From the last hidden states at the positions that predict the response tokens: [tokens, hidden]."""
+        if isinstance(self.model, ValueHeadModel):
+            values = self._own(self.model.value(hidden))
+            return values, values.new_zeros(0), values
         logp, entropies = hidden_log_probs(self.model, self.compute, hidden, micro, temperature, spread, limit=limit)
         estimates = self._own(self.critic.value(hidden)) if with_critic and self.critic is not None else None
         return self._own(logp), entropies, estimates
@@ -53,6 +65,10 @@ class Executor:
         """`together`: ranks that talk in every forward, and so need equally many of them."""
         self._forward = forward
         self._together = together
+
+    def cut(self, sequences: Sequences, rows: np.ndarray, budget: int, unit: int) -> list[MicroBatch]:
+        """`rows` as micro-batches of at most `budget` padded tokens, every `unit` consecutive rows together."""
+        return sequences.micro_batches(rows, budget, unit)
 
     def predict(
         self, micros: Sequence[MicroBatch], temperature: float, limit: int

@@ -38,9 +38,11 @@ def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
         _check_structure(loaded, layout)
     if layout.tp > 1:
         _check_heads(loaded, layout)
-    if layout.pp > 1 and layout.zero == 3:
+    if layout.pp > 1:
+        _check_pipeline(loaded, layout)
+    if layout.pp > 1 and layout.zero >= 2:
         raise _refusal(
-            loaded, layout, "pipeline stages keep their weights whole over data parallelism", replace(layout, zero=1)
+            loaded, layout, "pipeline stages keep weights and gradients whole until an update", replace(layout, zero=1)
         )
 
 
@@ -82,6 +84,20 @@ def _check_heads(loaded: LoadedModel, layout: Layout) -> None:
             if layout.dp * tp % n == 0 and not (heads % n or inner % n or (kv_heads % n and n % kv_heads))
         )
         raise _refusal(loaded, layout, why, replace(layout, tp=best, dp=layout.dp * tp // best))
+
+
+def _check_pipeline(loaded: LoadedModel, layout: Layout) -> None:
+    layers = len(loaded.model.get_decoder().layers)
+    parts = layout.pp * layout.vp
+    even = [n for n in range(1, layout.size + 1) if layout.dp * layout.pp % n == 0 and layers % n == 0 and n <= parts]
+    nearest = replace(layout, pp=even[-1], dp=layout.dp * layout.pp // even[-1], vp=1, split=())
+    if not layout.split and layers % parts:
+        raise _refusal(loaded, layout, f"its {layers} layers do not divide into {parts} equal parts", nearest)
+    if layout.split and (len(layout.split) != parts or sum(layout.split) != layers or min(layout.split) < 0):
+        why = f"a split of its {layers} layers into {parts} parts is wanted"
+        raise _refusal(loaded, layout, why, nearest)
+    if any(not layout.layers_of(stage, layers) for stage in range(layout.pp)):
+        raise _refusal(loaded, layout, "a pipeline stage without a layer has nothing to train", nearest)
 
 
 def _refusal(loaded: LoadedModel, layout: Layout, why: str, nearest: Layout) -> RunFailure:

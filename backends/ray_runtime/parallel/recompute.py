@@ -15,5 +15,7 @@ def recompute(decoder: Any, what: Literal["none", "selective", "full"]) -> None:
     if what == "none":
         return
     for layer in decoder.layers:
+        if not hasattr(layer, "self_attn"):
+            continue  # another pipeline stage's
         module: nn.Module = layer if what == "full" else layer.self_attn
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)

@@ -14,8 +14,9 @@ from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, Place, new_group
 from rlflow.backends.ray_runtime.parallel.recompute import recompute
+from rlflow.backends.ray_runtime.parallel.stages import keep_own_layers
 from rlflow.backends.ray_runtime.parallel.tensor import shard_decoder, shard_embedding, shard_head
-from rlflow.backends.ray_runtime.parallel.weights import EMBEDDING, HEAD, Spec, reshard_views, specs_of
+from rlflow.backends.ray_runtime.parallel.weights import EMBEDDING, HEAD, Spec, layer_of, reshard_views, specs_of
 from rlflow.reshard.placements import chunk
 
 
@@ -33,6 +34,10 @@ class ShardedModel:
         self.specs = specs_of(loaded.model)
         """Of the whole model."""
         self.fsdp = mesh.layout.zero == 3 and (mesh.dp is not None or mesh.expert_dp is not None)
+        layers = len(loaded.model.get_decoder().layers)
+        self._stage_of_layer = {
+            layer: stage for stage in range(self.layout.pp) for layer in self.layout.layers_of(stage, layers)
+        }
         self.kv_copies: dist.ProcessGroup | None = None
         """The ranks that hold the same key-value heads, where there are fewer heads than tensor-parallel ranks."""
         self._cut()
@@ -45,15 +50,19 @@ class ShardedModel:
     def _cut(self) -> None:
         model, mesh, layout = self.loaded.model, self.mesh, self.layout
         decoder = model.get_decoder()
+        tied = any(_is_embedding(name) for name in self.specs) and hasattr(model, "lm_head") and HEAD not in self.specs
+        self._end_stages = {0, layout.pp - 1} if tied else {0}
+        self.virtual_stages = keep_own_layers(model, mesh) if layout.pp > 1 else []
         recompute(decoder, layout.recompute)
         if mesh.tp is not None:
             device_mesh = mesh.device_mesh(str(model.device.type))
             device_mesh = device_mesh["tp"] if device_mesh.ndim > 1 else device_mesh
-            tied = EMBEDDING in self.specs and HEAD not in self.specs
             shard_decoder(decoder, mesh, device_mesh)
-            shard_embedding(decoder, device_mesh)
-            if hasattr(model, "lm_head"):
-                shard_head(model, decoder.embed_tokens.weight if tied else None, device_mesh, mesh.tp)
+            if mesh.first_stage:
+                shard_embedding(decoder, device_mesh)
+            if hasattr(model, "lm_head") and mesh.last_stage:
+                shared = decoder.embed_tokens.weight if tied and layout.pp == 1 else None
+                shard_head(model, shared, device_mesh, mesh.tp)
             self.kv_copies = self._kv_copies()
 
     def _kv_copies(self) -> dist.ProcessGroup | None:
@@ -123,7 +132,10 @@ class ShardedModel:
 
     def stages(self, name: str) -> tuple[int, ...]:
         """The pipeline stages that hold a weight."""
-        return (0,)
+        if _is_embedding(name):
+            return tuple(sorted(self._end_stages))
+        layer = layer_of(name)
+        return (self.layout.pp - 1,) if layer is None else (self._stage_of_layer[layer],)
 
     def _rows(self, spec: Spec, place: Place) -> tuple[int, int]:
         """[low, high) of dimension 0 of the local weight that ZeRO-3 leaves to the rank."""
@@ -157,6 +169,10 @@ class ShardedModel:
         """Whether FSDP has reduced the gradient of a weight over data parallelism already, and holds a part of it."""
         group = self.mesh.expert_dp if self.specs[name].rule.of_experts else self.mesh.dp
         return self.fsdp and group is not None
+
+
+def _is_embedding(name: str) -> bool:
+    return name.endswith("embed_tokens.weight")
 
 
 def plain(parameter: torch.Tensor) -> torch.Tensor:

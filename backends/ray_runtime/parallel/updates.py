@@ -173,6 +173,9 @@ def _slot(sharded: ShardedModel, spec: Spec, leaf: nn.Parameter) -> _Slot:
         assert mesh.ends is not None
         sums.append(mesh.ends)
         holders *= 2
+    if not spec.name and mesh.pp is not None:  # a value head beside the model: its estimates are the last stage's
+        sums.append(mesh.pp)
+        holders *= layout.pp
     replicas = mesh.expert_dp if spec.rule.of_experts else mesh.dp
     if spec.name and sharded.sharded_over_replicas(spec.name):
         assert replicas is not None

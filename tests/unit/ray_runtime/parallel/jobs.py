@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rlflow.backends.ray_runtime.batch import Batch
-from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.models import LoadedModel, derive
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
 from rlflow.backends.ray_runtime.parallel.weights import reshard_views
@@ -20,7 +20,7 @@ from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cluster.presets.from_config import facts_of_config
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
-from rlflow.ir.ops import AdamW, Entropy, Kl, PpoClip, Train
+from rlflow.ir.ops import AdamW, Entropy, Kl, PpoClip, Train, ValueClip
 from rlflow.reshard.catalogue import catalogue as catalogue_of
 from rlflow.reshard.shards import Sharding
 from rlflow.reshard.storage import Storage
@@ -232,3 +232,32 @@ def saved_and_resumed(layout: Layout) -> bool:
     _trained(after, mesh, range(1, 3))
     pairs = zip(through.local_tensors().values(), after.local_tensors().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
+
+
+def critic_against_one_process(layout: Layout, shared: bool) -> float:
+    """Values and losses of a value model, or of a value head on the policy's body: the largest relative difference."""
+    batch = models.samples(ROWS)
+    returns = Packed(models.tokens_beside(batch, 6).values + 2.0, batch.packed("response_ids").offsets)
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    mine = np.arange(ROWS)[np.arange(ROWS) % layout.dp == mesh.dp_rank]
+    terms = (*(LOSS[:1] if shared else ()), ValueClip(weight=0.5, clip=0.2))
+    op = Train(model="actor", loss=terms, optimizer=AdamW(lr=2e-3), minibatch=5)
+    worst = 0.0
+    trainers = []
+    for on in (None, mesh):
+        policy = models.make("qwen3")
+        critic = derive(policy, "shared" if shared else "value")
+        with torch.no_grad():
+            critic.model.head.weight.add_(0.1)
+        trainers.append((Trainer(policy if shared else critic, "fp32", on), critic))
+    (alone, _), (spread, _) = trainers
+    for step in range(3):
+        values = Packed(torch.zeros_like(returns.values), returns.offsets)
+        one = alone.train(batch, np.ones(ROWS), op, seed=0, step=step, returns=returns, values=values)
+        part = {"returns": returns.select(mine), "values": values.select(mine), "rows": mine}
+        many = spread.train(batch.select(mine), np.ones(len(mine)), op, seed=0, step=step, **part)
+        worst = max(worst, *(_apart(one[name], many[name]) for name in one if "clipfrac" not in name))
+    if not shared:
+        wanted = alone.values(batch).select(mine).values
+        worst = max(worst, _apart(wanted, spread.values(batch.select(mine)).values))
+    return worst
