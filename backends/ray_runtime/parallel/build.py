@@ -56,4 +56,6 @@ def is_whole(mesh: Mesh) -> bool:
 
 def _together(mesh: Mesh) -> dist.ProcessGroup | None:
     """Ranks of different replicas that talk in every forward or backward pass."""
-    return mesh.dp if mesh.layout.zero >= 2 else None
+    layout = mesh.layout
+    tokens_leave_the_replica = layout.ep * layout.etp > 1 and (layout.ep * layout.etp > layout.tp or layout.pp > 1)
+    return mesh.dp if layout.zero >= 2 or tokens_leave_the_replica else None

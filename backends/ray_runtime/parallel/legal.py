@@ -38,6 +38,8 @@ def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
         _check_structure(loaded, layout)
     if layout.tp > 1:
         _check_heads(loaded, layout)
+    if layout.ep > 1 or layout.etp > 1:
+        _check_experts(loaded, layout)
     if layout.pp > 1:
         _check_pipeline(loaded, layout)
     if layout.pp > 1 and layout.zero >= 2:
@@ -52,13 +54,15 @@ def _check_structure(loaded: LoadedModel, layout: Layout) -> None:
     for layer in getattr(decoder, "layers", [None]):
         attention, feed_forward = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
         linear = [getattr(attention, name, None) for name in _ATTENTION]
-        if not hasattr(feed_forward, "experts"):
+        if hasattr(feed_forward, "experts") and model.config.model_type != "qwen3_moe":
+            linear.append(None)
+        elif not hasattr(feed_forward, "experts"):
             linear += [getattr(feed_forward, name, None) for name in _FEED_FORWARD]
         if not all(isinstance(module, nn.Linear) for module in linear):
             raise _refusal(
                 loaded,
                 layout,
-                f"model type `{model.config.model_type}` has layers that are not Llama's, Qwen2's or Qwen3's",
+                "its layers are not those of Llama, Qwen2, Qwen3 or Qwen3-MoE",
                 Layout(dp=layout.size),
             )
     head = getattr(model, "lm_head", None)
@@ -70,20 +74,38 @@ def _check_heads(loaded: LoadedModel, layout: Layout) -> None:
     config, tp = loaded.model.config, layout.tp
     heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
     inner = int(config.intermediate_size)
+    dense = any(not hasattr(layer.mlp, "experts") for layer in loaded.model.get_decoder().layers)
     why = ""
     if heads % tp:
         why = f"tp {tp} does not divide its {heads} heads"
     elif kv_heads % tp and tp % kv_heads:
         why = f"tp {tp} and its {kv_heads} key-value heads do not divide each other"
-    elif inner % tp:
+    elif dense and inner % tp:
         why = f"tp {tp} does not divide the width {inner} of its feed-forward part"
     if why:
         best = next(
             n
             for n in range(tp, 0, -1)
-            if layout.dp * tp % n == 0 and not (heads % n or inner % n or (kv_heads % n and n % kv_heads))
+            if layout.dp * tp % n == 0 and not (heads % n or (dense and inner % n) or (kv_heads % n and n % kv_heads))
         )
         raise _refusal(loaded, layout, why, replace(layout, tp=best, dp=layout.dp * tp // best))
+
+
+def _check_experts(loaded: LoadedModel, layout: Layout) -> None:
+    config = loaded.model.config
+    experts = int(getattr(config, "num_experts", 0) or 0)
+    why = ""
+    if not experts:
+        why = "it has no experts"
+    elif experts % layout.ep:
+        why = f"ep {layout.ep} does not divide its {experts} experts"
+    elif int(config.moe_intermediate_size) % layout.etp:
+        why = f"etp {layout.etp} does not divide the width {config.moe_intermediate_size} of its experts"
+    if why:
+        best = next(
+            n for n in range(layout.ep, 0, -1) if layout.ep % n == 0 and (n == 1 or (experts and not experts % n))
+        )
+        raise _refusal(loaded, layout, why, replace(layout, ep=best, etp=1))
 
 
 def _check_pipeline(loaded: LoadedModel, layout: Layout) -> None:

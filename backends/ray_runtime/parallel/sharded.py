@@ -11,12 +11,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.parallel.experts import shard_experts
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, Place, new_group
 from rlflow.backends.ray_runtime.parallel.recompute import recompute
 from rlflow.backends.ray_runtime.parallel.stages import keep_own_layers
 from rlflow.backends.ray_runtime.parallel.tensor import shard_decoder, shard_embedding, shard_head
-from rlflow.backends.ray_runtime.parallel.weights import EMBEDDING, HEAD, Spec, layer_of, reshard_views, specs_of
+from rlflow.backends.ray_runtime.parallel.weights import (
+    EMBEDDING,
+    HEAD,
+    Spec,
+    divides_experts,
+    layer_of,
+    reshard_views,
+    specs_of,
+)
 from rlflow.reshard.placements import chunk
 
 
@@ -53,6 +62,8 @@ class ShardedModel:
         tied = any(_is_embedding(name) for name in self.specs) and hasattr(model, "lm_head") and HEAD not in self.specs
         self._end_stages = {0, layout.pp - 1} if tied else {0}
         self.virtual_stages = keep_own_layers(model, mesh) if layout.pp > 1 else []
+        if divides_experts(layout):
+            shard_experts(decoder, mesh)
         recompute(decoder, layout.recompute)
         if mesh.tp is not None:
             device_mesh = mesh.device_mesh(str(model.device.type))
