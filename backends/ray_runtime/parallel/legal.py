@@ -18,7 +18,7 @@ _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
     """RunFailure RLF4003 when this version cannot train or run the model under the layout."""
-    if layout.size == 1 and layout.ep == layout.etp == 1:
+    if layout.size == 1 and layout.ep == layout.etp == 1 and layout.recompute == "none":
         return
     if layout.cp > 1:
         raise _refusal(
@@ -32,10 +32,16 @@ def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
             loaded, layout, "the parts between tensor-parallel ones are not split", replace(layout, sp=False)
         )
     divided = layout.tp > 1 or layout.pp > 1 or layout.ep > 1 or layout.etp > 1
-    if loaded.adapters is not None and (divided or layout.zero):
-        raise _refusal(loaded, layout, "a model with LoRA adapters is kept whole on every rank", Layout(dp=layout.size))
+    if loaded.adapters is not None and (divided or layout.zero == 3):
+        nearest = Layout(dp=layout.size, zero=min(layout.zero, 2), recompute=layout.recompute)
+        raise _refusal(loaded, layout, "a model with LoRA adapters is whole on every rank", nearest)
     if divided:
         _check_structure(loaded, layout)
+    if layout.zero == 3 or layout.recompute != "none":
+        layers = getattr(loaded.model.get_decoder(), "layers", [None])
+        if not all(hasattr(layer, "self_attn") and hasattr(layer, "mlp") for layer in layers):
+            nearest = replace(layout, zero=min(layout.zero, 2), recompute="none")
+            raise _refusal(loaded, layout, "its layers are not known one by one", nearest)
     if layout.tp > 1:
         _check_heads(loaded, layout)
     if layout.ep > 1 or layout.etp > 1:

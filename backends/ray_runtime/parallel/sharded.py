@@ -43,12 +43,18 @@ class ShardedModel:
         self.specs = specs_of(loaded.model)
         """Of the whole model."""
         self.fsdp = mesh.layout.zero == 3 and (mesh.dp is not None or mesh.expert_dp is not None)
-        layers = len(loaded.model.get_decoder().layers)
-        self._stage_of_layer = {
-            layer: stage for stage in range(self.layout.pp) for layer in self.layout.layers_of(stage, layers)
-        }
+        self._stage_of_layer: dict[int, int] = {}
+        if self.layout.pp > 1:
+            layers = len(loaded.model.get_decoder().layers)
+            self._stage_of_layer = {
+                layer: stage for stage in range(self.layout.pp) for layer in self.layout.layers_of(stage, layers)
+            }
         self.kv_copies: dist.ProcessGroup | None = None
         """The ranks that hold the same key-value heads, where there are fewer heads than tensor-parallel ranks."""
+        self._end_stages = {0}
+        """Those that hold the embedding: the last too where the head is tied to it."""
+        self.virtual_stages: list[tuple[int, Any]] = []
+        """Of a pipeline rank: (number, decoder), see stages.py."""
         self._cut()
         self.parameters: dict[str, nn.Parameter] = {}
         """Of this rank by their names in the whole model: the leaves that backward gives gradients."""
@@ -58,10 +64,13 @@ class ShardedModel:
 
     def _cut(self) -> None:
         model, mesh, layout = self.loaded.model, self.mesh, self.layout
+        if layout.size == 1 and layout.recompute == "none":
+            return
         decoder = model.get_decoder()
         tied = any(_is_embedding(name) for name in self.specs) and hasattr(model, "lm_head") and HEAD not in self.specs
-        self._end_stages = {0, layout.pp - 1} if tied else {0}
-        self.virtual_stages = keep_own_layers(model, mesh) if layout.pp > 1 else []
+        if layout.pp > 1:
+            self._end_stages = {0, layout.pp - 1} if tied else {0}
+            self.virtual_stages = keep_own_layers(model, mesh)
         if divides_experts(layout):
             shard_experts(decoder, mesh)
         recompute(decoder, layout.recompute)
@@ -143,6 +152,8 @@ class ShardedModel:
 
     def stages(self, name: str) -> tuple[int, ...]:
         """The pipeline stages that hold a weight."""
+        if self.layout.pp == 1:
+            return (0,)
         if _is_embedding(name):
             return tuple(sorted(self._end_stages))
         layer = layer_of(name)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rlflow.backends.ray_runtime.adapters import Adapters
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.models import LoadedModel, derive
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
@@ -20,7 +21,7 @@ from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cluster.presets.from_config import facts_of_config
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
-from rlflow.ir.ops import AdamW, Entropy, Kl, PpoClip, Train, ValueClip
+from rlflow.ir.ops import AdamW, Entropy, Kl, Lora, PpoClip, Train, ValueClip
 from rlflow.reshard.catalogue import catalogue as catalogue_of
 from rlflow.reshard.shards import Sharding
 from rlflow.reshard.storage import Storage
@@ -145,9 +146,12 @@ def with_and_without_mesh(layout: Layout) -> bool:
     return torch.equal(*weights)
 
 
-def refusal(kind: str, layout: Layout) -> RunFailure:
+def refusal(kind: str, layout: Layout, lora: bool = False) -> RunFailure:
     try:
-        refuse_impossible(models.make(kind), layout)
+        loaded = models.make(kind)
+        if lora:
+            loaded.adapters = Adapters(loaded.model, Lora(rank=4, alpha=8.0, targets="attention"))
+        refuse_impossible(loaded, layout)
     except RunFailure as failure:
         return failure
     raise AssertionError(f"{layout} is not refused")
@@ -261,3 +265,25 @@ def critic_against_one_process(layout: Layout, shared: bool) -> float:
         wanted = alone.values(batch).select(mine).values
         worst = max(worst, _apart(wanted, spread.values(batch.select(mine)).values))
     return worst
+
+
+def adapters_against_one_process(layout: Layout) -> float:
+    """Losses and adapters of a model with LoRA: the largest relative difference."""
+    batch = models.samples(ROWS)
+    op = Train(model="actor", loss=LOSS[:1], optimizer=AdamW(lr=1e-2), minibatch=5)
+    mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    mine = np.arange(ROWS)[np.arange(ROWS) % layout.dp == mesh.dp_rank]
+    trainers = []
+    for on in (None, mesh):
+        loaded = models.make("qwen3")
+        loaded.adapters = Adapters(loaded.model, Lora(rank=4, alpha=8.0, targets="all_linear"))
+        trainers.append(Trainer(loaded, "fp32", on))
+    alone, spread = trainers
+    worst = 0.0
+    for step in range(3):
+        one = alone.train(batch, np.linspace(-1, 1, ROWS), op, seed=0, step=step)
+        many = spread.train(batch.select(mine), np.linspace(-1, 1, ROWS)[mine], op, seed=0, step=step, rows=mine)
+        worst = max(worst, _apart(one["actor/loss"], many["actor/loss"]))
+    effective = [list(trainer.loaded.adapters.effective()) for trainer in trainers]
+    pairs = zip(*effective, strict=True)
+    return max(worst, *(_apart(a, b) for (_, a), (_, b) in pairs))
