@@ -55,7 +55,7 @@ def test_a_rank_goes_on_from_its_saved_state(workers: Workers, layout: Layout) -
 @pytest.mark.parametrize("layout", [Layout(dp=2, zero=1, recompute="full"), Layout(dp=3, zero=2), Layout(dp=2)])
 def test_adapters_equal_one_process(workers: Workers, layout: Layout) -> None:
     for difference in workers.run(jobs.adapters_against_one_process, layout, ranks=layout.size):
-        assert difference < 1e-5
+        assert difference < 1e-4
 
 
 @pytest.mark.parametrize(
