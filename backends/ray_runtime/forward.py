@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlflow.backends.ray_runtime.algorithms.losses import entropy
 from rlflow.backends.ray_runtime.packing import MicroBatch
+from rlflow.backends.ray_runtime.parallel.vocabulary import VocabularyHead
 
 Compute = Literal["fp32", "bf16"]
 Spread = Literal["none", "value", "gradient"]
@@ -63,6 +64,8 @@ def hidden_log_probs(
 def _head(
     model: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, spread: Spread
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(model.lm_head, VocabularyHead):
+        return model.lm_head.log_probs(hidden, targets, temperature, spread)
     logits = model.lm_head(hidden).float()
     if temperature not in (0.0, 1.0):
         logits = logits / temperature

@@ -98,6 +98,17 @@ class Sequences:
             start += count
         return batches
 
+    def even_micro_batches(self, rows: np.ndarray, budget: int, unit: int, *, parts: int) -> list[MicroBatch]:
+        """As `micro_batches`, all as wide as the longest row and, but for the last ones, of equally many rows; at least
+        `parts` of them where there are enough rows."""
+        units = rows.reshape(-1, unit)
+        if not len(units):
+            return []
+        width = max(1, int(self.lengths[rows].max()) - 1)
+        count = max(-(-len(units) // max(1, budget // (width * unit))), min(parts, len(units)))
+        order = np.argsort(-self.lengths[units].max(1), kind="stable")
+        return [self._pad(units[part].reshape(-1), width) for part in np.array_split(order, count)]
+
     def rectangles(self, budget: int) -> list[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
         """All rows with all their tokens, at most `budget` padded tokens at once: (rows, ids [rows, width], last).
 

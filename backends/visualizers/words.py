@@ -170,6 +170,8 @@ def describe_source(source: DataSource | ModelSource | RewardSource | Environmen
         return f"hf {source.path} compute {source.compute}{_adapters(source.lora)}"
     if isinstance(source, TinyModel):
         size = f"{source.layers} layers, hidden {source.hidden}"
+        if source.experts:
+            size += f", {source.experts} experts of which {source.experts_per_token} per token"
         return f"tiny {source.architecture} {size}, compute {source.compute}{_adapters(source.lora)}"
     if isinstance(source, FrozenModel):
         return f"frozen copy of {source.of}"
