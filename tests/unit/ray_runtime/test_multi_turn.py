@@ -127,6 +127,9 @@ class Scripted:
     def __init__(self, next_token: Callable[[list[int]], int]) -> None:
         self.next_token = next_token
 
+    def drop(self) -> None:
+        pass
+
     def refresh(self) -> None:
         pass
 
