@@ -143,6 +143,10 @@ class DenseDecoder:
     def drop_weights(self) -> None:
         self.layers = []
 
+    def copied_bytes(self) -> int:
+        joined = [part for layer in self.layers for parts in (layer.qkv, layer.gate_up) for part in parts]
+        return bytes_of(weight for weight, _ in joined) if self.fuse else 0
+
     def cache_bytes(self) -> int:
         parked = [tensor for part in self.parked for tensor in (*part.keys, *part.values)]
         return bytes_of((*self.keys, *self.values, *parked))

@@ -42,6 +42,8 @@ class Work:
 class Generation:
     """`tokens` and `logprobs` [samples, max_new] are filled in place; `made` int64 [samples] says how far.
 
+    `version` stands beside tokens until a pause after which the engine has other weights than `loaded_version`.
+
     What is in a row behind its first end token has no meaning.
     """
 
@@ -55,6 +57,7 @@ class Generation:
         device: torch.device,
         seed: int,
         version: int,
+        loaded_version: int,
         gate: Gate,
         replica: Replica,
         resume: Resume,
@@ -73,6 +76,7 @@ class Generation:
         self._versions: torch.Tensor | None = None
         """int64 [samples, max_new]; None while one version made everything"""
         self._first_version = version
+        self._loaded_version = loaded_version
         self._decoder = decoder
         self._loaded = loaded
         self._op = op
@@ -239,10 +243,10 @@ class Generation:
             self.stopped = True
             return True
         version, gone = self._resume(signal)
-        if version != self.version:
+        if version != self._loaded_version:
             if self._versions is None:
                 self._versions = torch.full_like(self.tokens, self._first_version)
-            self.version = version
+            self.version = self._loaded_version = version
         return gone
 
     def _store(

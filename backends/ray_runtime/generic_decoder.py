@@ -77,6 +77,9 @@ class Decoder(Protocol):
     def drop_weights(self) -> None:
         """Let go of copies of the weights until `refresh`."""
 
+    def copied_bytes(self) -> int:
+        """Bytes of copies of the weights."""
+
     def cache_bytes(self) -> int:
         """Bytes of keys and values, parked rows included."""
 
@@ -117,6 +120,9 @@ class GenericDecoder:
 
     def drop_weights(self) -> None:
         pass
+
+    def copied_bytes(self) -> int:
+        return 0
 
     def cache_bytes(self) -> int:
         layers = [] if self.cache is None else self.cache.layers

@@ -4,7 +4,7 @@ A group's prompt is prefilled once and its cache repeated n times; finished rows
 every sample has its own random stream.
 
 What is promised in float32: the tokens of a sample depend on weights, prompt, (seed, step, uid, sample) and the
-sampling parameters. They depend on the samples beside it, on waves, compaction, pauses, tp and ep only through rounding:
+sampling parameters. They depend on the samples beside it, on waves, compaction, pauses, tp and ep only by rounding:
 sums are taken in another order, logits differ in their last bits, and a draw that lies within this difference of the
 border between two tokens may take the other one. With float32 that is a share of about 1e-6 of the tokens, with bf16 of
 1e-2. The ranks of one replica never differ: all take what the first one sampled.
@@ -12,7 +12,6 @@ border between two tokens may take the other one. With float32 that is a share o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,9 +20,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from rlflow.backends.ray_runtime.adapters import cast
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.conversation import Conversations, decode_text
 from rlflow.backends.ray_runtime.decoder import make_decoder
@@ -34,13 +31,11 @@ from rlflow.backends.ray_runtime.engine import (
     PauseMode,
     Residency,
     Tag,
-    weights_digest,
 )
 from rlflow.backends.ray_runtime.engine_gate import Gate, refused
-from rlflow.backends.ray_runtime.engine_memory import WeightMemory
+from rlflow.backends.ray_runtime.engine_weights import EngineWeights
 from rlflow.backends.ray_runtime.environment_worker import Environments
 from rlflow.backends.ray_runtime.generation import Generation, Work
-from rlflow.backends.ray_runtime.local_weights import LocalWeights, check_layout, whole_tensors
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.replica import Replica
@@ -77,118 +72,49 @@ class RolloutEngine:
         own: bool = False,
         wait_seconds: float = 600.0,
     ) -> None:
-        dtype = torch.bfloat16 if compute == "bf16" else torch.float32
-        self.version = 0
-        self.digest = ""
-        """Of the weights with adapters that it samples from; empty for a model without."""
-        if mesh is not None:
-            check_layout(mesh)
-        model: PreTrainedModel = loaded.model
-        if loaded.adapters is not None:
-            model = loaded.adapters.merged(dtype)
-            self.digest = loaded.adapters.write_merged(model)
-        self._local: LocalWeights | None = None
-        self._mesh = mesh
-        if mesh is not None and mesh.tp is not None:
-            self._local = LocalWeights(model, mesh, dtype)
-            model = self._local.model
-        elif own or (compute == "bf16" and loaded.adapters is None):
-            model = cast(copy.deepcopy(model), dtype).requires_grad_(False)
-        self._model = model
-        self._master = None if own else loaded
-        self.loaded = replace(loaded, model=model, adapters=None, critic=None) if own else loaded
-        self._tensors = self._local.tensors if self._local is not None else whole_tensors(model)
-        kept = set() if own else {p.untyped_storage().data_ptr() for p in loaded.model.parameters()}
-        mine = {n: t for n, t in self._tensors.items() if t.untyped_storage().data_ptr() not in kept}
-        self._memory = WeightMemory(mine)
-        self._shares = len(mine) < len(self._tensors)
-        """Some of the weights change without being loaded."""
-        self._asleep: set[Tag] = set()
-        self._updating: int | None = None
-        self._written: set[str] = set()
-        self._stale = False
-        """Its weights were thrown away."""
-        self._decoder = make_decoder(model)
-        self._replica = Replica(mesh, model.device, timedelta(seconds=wait_seconds))
+        self._weights = EngineWeights(loaded, compute, mesh, own)
+        self.loaded = self._weights.loaded
+        self._model = self._weights.model
+        self._decoder = make_decoder(self._model)
+        self._replica = Replica(mesh, self._model.device, timedelta(seconds=wait_seconds))
         self._gate = Gate(self._replica, wait_seconds)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
+    @property
+    def version(self) -> int:
+        return self._weights.version
+
+    @property
+    def digest(self) -> str:
+        """Of the weights with adapters that it samples from; empty for a model without."""
+        return self._weights.digest
+
     def load_weights(self, version: int) -> None:
         """Take over the master weights, in place, as `version`. RLF5006 where they are not on this rank."""
-        if self._master is None:
-            raise refused(
-                "weights of another pool cannot be loaded here", "they come by begin_update, update, end_update"
-            )
-        with self._gate.exclusive("new weights are loaded"):
-            self._need_memory("load_weights")
-            master = self._master
-            model: PreTrainedModel = master.model
-            if master.adapters is not None:
-                model = self._model if self._local is None else master.adapters.merged()
-                self.digest = master.adapters.write_merged(model)
-            with torch.no_grad():
-                if self._local is not None:
-                    assert self._mesh is not None
-                    self._local.take(model, self._mesh)
-                elif self._model is not model:
-                    for mine, theirs in zip(self._model.parameters(), model.parameters(), strict=True):
-                        mine.copy_(theirs)
-            self._renewed(version)
+        with self._gate.exclusive("load_weights"):
+            self._weights.load(version)
+            self._renewed()
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
-        return dict(self._tensors)
+        return dict(self._weights.tensors)
 
     def begin_update(self, version: int) -> None:
         with self._gate.exclusive("begin_update"):
-            self._need_memory("begin_update")
-            if version < self.version:
-                raise RunFailure(
-                    "RLF5018",
-                    f"weights of version {version} were sent to an engine that has version {self.version}",
-                )
+            self._weights.begin_update(version)
             self._drop_caches()
             self._decoder.drop_weights()
-            self._updating = version
-            self._written = set()
 
     def update(self, names: Iterable[str]) -> None:
-        if self._updating is None:
-            raise refused("update outside of an update", "call begin_update first")
-        names = set(names)
-        unknown = sorted(names - self._tensors.keys())
-        if unknown:
-            raise RunFailure("RLF5018", f"{len(unknown)} tensors that the engine does not have: {_few(unknown)}")
-        self._written |= names
+        self._weights.update(names)
 
     def end_update(self, digest: str | None = None) -> None:
-        version = self._updating
-        if version is None:
-            raise refused("end_update outside of an update", "call begin_update first")
-        self._updating = None
-        self._stale = True
-        missing = sorted(self._tensors.keys() - self._written)
-        if digest is not None:
-            found = weights_digest(self._tensors)
-            if found != digest:
-                raise RunFailure(
-                    "RLF5018",
-                    f"the weights of version {version} are not those that were sent",
-                    notes=(f"sha256 of what was sent {digest[:16]}..., of what is here {found[:16]}...",),
-                )
-        elif missing:
-            raise RunFailure(
-                "RLF5018",
-                f"{len(missing)} of {len(self._tensors)} tensors of version {version} were not sent",
-                notes=(_few(missing),),
-            )
-        self._renewed(version)
+        self._weights.end_update(digest)
+        self._renewed()
 
-    def _renewed(self, version: int) -> None:
+    def _renewed(self) -> None:
         self._drop_caches()
         self._decoder.refresh()
-        self.version = version
-        self._stale = False
 
     def _drop_caches(self) -> None:
         self._decoder.drop()
@@ -198,42 +124,23 @@ class RolloutEngine:
 
     def sleep(self, level: Level) -> Residency:
         with self._gate.exclusive("sleep"):
-            if self._asleep or self._updating is not None:
-                raise refused(f"sleep of an engine that {self._problem()}")
+            self._weights.check_sleep()
             self._drop_caches()
             self._decoder.drop_weights()
-            self._asleep = {"weights", "kv"}
-            if self._memory.whole:
-                self._memory.give_up(keep=level == 1)
+            self._weights.sleep(level)
         return self.residency()
 
     def wake(self, tags: Iterable[Tag] = ("weights", "kv")) -> Residency:
-        tags = set(tags)
-        if "kv" in tags and "weights" in self._asleep - tags:
-            raise refused("wake of kv before the weights", "wake the weights first")
         with self._gate.exclusive("wake"):
-            if "weights" in tags & self._asleep:
-                if not self._memory.held and not self._memory.take_back():
-                    self._stale = True
-                if not self._stale:
-                    self._decoder.refresh()
-            self._asleep -= tags
+            before = self._weights.readable
+            self._weights.wake(set(tags))
+            if self._weights.readable and not before:
+                self._decoder.refresh()
         return self.residency()
 
     def residency(self) -> Residency:
-        return Residency(self._memory.device_bytes, self._memory.host_bytes, self._decoder.cache_bytes())
-
-    def _need_memory(self, what: str) -> None:
-        if "weights" in self._asleep:
-            raise refused(f"{what} while the weights are asleep", "wake the weights first")
-
-    def _problem(self) -> str:
-        """Why it cannot generate, after "the engine"; empty when it can."""
-        if self._asleep:
-            return f"is asleep ({' and '.join(sorted(self._asleep, reverse=True))})"
-        if self._updating is not None:
-            return f"is getting the weights of version {self._updating}"
-        return "has no weights since it slept or an update failed" if self._stale else ""
+        memory, decoder = self._weights.memory, self._decoder
+        return Residency(memory.device_bytes + decoder.copied_bytes(), memory.host_bytes, decoder.cache_bytes())
 
     # --- pausing ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +157,7 @@ class RolloutEngine:
         return self.version, self._agree(before) > before
 
     def _agree(self, cuts: int) -> int:
-        problem = self._problem()
+        problem = self._weights.problem
         message = f"generate while the engine {problem}" if problem else ""
         return self._replica.same(message, self.version, self._gate.cuts - cuts) + cuts
 
@@ -337,7 +244,7 @@ class RolloutEngine:
         """Around one call of generate."""
         with self._gate.call():
             self._agree(self._gate.cuts)
-            if self._shares:
+            if self._weights.shared:
                 self._decoder.refresh()
             try:
                 yield
@@ -355,6 +262,7 @@ class RolloutEngine:
             device=self._model.device,
             seed=seed,
             version=self.version if version is None else version,
+            loaded_version=self.version,
             gate=self._gate,
             replica=self._replica,
             resume=self._resumed,
@@ -464,7 +372,3 @@ def own_samples(prompts: Batch, n: int) -> tuple[int, range]:
 
 def _rows(packed: Packed) -> list[torch.Tensor]:
     return [packed.row(index) for index in range(packed.rows)]
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
