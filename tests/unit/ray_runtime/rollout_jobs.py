@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +15,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.engine import weights_digest
+from rlflow.backends.ray_runtime.environment_worker import Observation, Turn
 from rlflow.backends.ray_runtime.models import LoadedModel, load_model
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
+from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
-from rlflow.ir.ops import Generate, TinyModel
+from rlflow.ir.ops import Generate, Lora, TinyModel
 from tests.unit.ray_runtime.parallel.workers import DEADLINE
 
 ALPHABET = "0123456789+="
@@ -26,11 +30,13 @@ TEXTS = ["1+2=", "34+5=", "7", "100+200+300=", "34+5="]
 Kind = Literal["qwen3", "llama", "qwen2", "qwen3_moe"]
 
 
-def model(kind: Kind, seed: int = 0, **sizes: int) -> LoadedModel:
+def model(kind: Kind, seed: int = 0, lora: bool = False, **sizes: int) -> LoadedModel:
     """Random weights that make every token's odds differ."""
     numbers = {"hidden": 32, "layers": 2, "intermediate": 48, "heads": 4, "kv_heads": 2, "context": 64, **sizes}
     base: Any = {"qwen3": "qwen3", "llama": "llama"}.get(kind, "qwen3")
-    loaded = load_model(TinyModel(architecture=base, alphabet=ALPHABET, init_seed=seed, **numbers), Path())  # type: ignore[arg-type]
+    adapters = Lora(rank=4, alpha=8.0, targets="all_linear") if lora else None
+    source = TinyModel(architecture=base, alphabet=ALPHABET, init_seed=seed, lora=adapters, **numbers)  # type: ignore[arg-type]
+    loaded = load_model(source, Path())
     settings = {
         "vocab_size": loaded.model.config.vocab_size,
         "hidden_size": numbers["hidden"],
@@ -93,6 +99,30 @@ def stop_at_step(engine: RolloutEngine, step: int) -> threading.Event:
     return reached
 
 
+def sampled(engine: RolloutEngine, **options: Any) -> Batch:
+    return engine.generate(prompts(engine.loaded), op(**options), seed=3, step=5)
+
+
+def load(engine: RolloutEngine, source: LoadedModel, version: int, digest: str | None = None) -> None:
+    """What a transfer from another pool does."""
+    engine.begin_update(version)
+    for name, tensor in RolloutEngine(source, "fp32", own=True).local_tensors().items():
+        engine.local_tensors()[name].copy_(tensor)
+        engine.update([name])
+    engine.end_update(digest)
+
+
+def paused(
+    engine: RolloutEngine, aside: ThreadPoolExecutor, step: int, run: Callable[[], Any], mode: Literal["keep", "abort"]
+) -> Future[Any]:
+    """`run` in another thread, which samples and is paused before token number `step` + 1."""
+    reached = stop_at_step(engine, step)
+    future = aside.submit(run)
+    assert reached.wait(30)
+    engine.pause(mode)
+    return future
+
+
 # --- what workers run -------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +144,58 @@ def generated(
         "shapes": {name: tuple(tensor.shape) for name, tensor in engine.local_tensors().items()},
         "tensors": {name: tensor.float().numpy() for name, tensor in engine.local_tensors().items()},
     }
+
+
+class Game:
+    """An environment that answers with its own random numbers: two of them never agree."""
+
+    name = "game"
+
+    def step(self, turns: Sequence[Turn]) -> list[Observation | None]:
+        rng = np.random.default_rng()
+        return [Observation(str(rng.integers(10_000))) if turn.number < 4 else None for turn in turns]
+
+    def forget(self) -> None:
+        pass
+
+
+def talked(layout: Layout, kind: Kind) -> dict[str, Any]:
+    """Conversations; only the first rank has the environment. The log-probs are those of a whole model, too."""
+    loaded = model(kind)
+    mesh = mesh_of(layout)
+    engine = RolloutEngine(loaded, "fp32", mesh)
+    game: Any = Game() if mesh.rank == 0 else None
+    multi = op(environment="game", turns=4, max_new=48)
+    samples = engine.generate(prompts(loaded), multi, seed=3, step=5, environments=game)
+    mask = samples.packed("mask").values == 1
+    trained = Trainer(loaded, "fp32").logprobs(samples, 1.0).values
+    off = (trained - samples.packed("logprobs").values)[mask].abs().max()
+    return {"tokens": rows(samples), "mask": rows(samples, "mask"), "off": float(off)}
+
+
+def trained_here(layout: Layout, lora: bool) -> list[Any]:
+    """The engine's part of the weights of a model that is trained in the same process, before and after."""
+    loaded = model("qwen3", lora=lora)
+    engine = RolloutEngine(loaded, "fp32", mesh_of(layout))
+    found = []
+    for version in (0, 1):
+        if version:
+            train(loaded)
+            engine.load_weights(version)
+        samples = engine.generate(prompts(loaded), op(), seed=3, step=5)
+        trained = Trainer(loaded, "fp32").logprobs(samples, 1.0).values
+        off = (trained - samples.packed("logprobs").values).abs().max()
+        found.append((rows(samples), float(off), engine.digest, sorted(set(samples.array("version").tolist()))))
+    return found
+
+
+def train(loaded: LoadedModel) -> None:
+    """Other weights, or other adapters."""
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7))
+                parameter.add_(noise, alpha=0.2)
 
 
 def refused(layout: Layout, kind: Kind) -> str:

@@ -103,3 +103,21 @@ def test_a_pause_with_new_weights_stops_all_ranks_at_one_token(workers: Workers)
     assert versions == {0, 1}
     for tokens, parts in zip(found[0]["tokens"], found[0]["versions"], strict=True):
         assert sum(count for _, count in parts) == len(tokens)
+
+
+def test_the_environment_is_asked_once(workers: Workers) -> None:
+    found = workers.run(jobs.talked, Layout(tp=2), "qwen3", ranks=2)
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert any(0 in mask for mask in found[0]["mask"])
+    assert all(one["off"] < 2e-5 for one in found)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_parts_of_weights_that_are_trained_in_the_same_process(workers: Workers, lora: bool) -> None:
+    found = workers.run(jobs.trained_here, Layout(tp=2), lora, ranks=2)
+    assert found[0] == found[1]
+    before, after = found[0]
+    assert before[0] != after[0]
+    assert max(before[1], after[1]) < (2e-4 if lora else 2e-5)  # the trainer multiplies by two small matrices
+    assert (before[3], after[3]) == ([0], [1])
+    assert (before[2] != after[2]) == lora
