@@ -80,11 +80,12 @@ class Sequences:
         self.ids[ranges(self.starts, self.prompt_lengths)] = prompts.values.numpy()
         self.ids[ranges(self.starts + self.prompt_lengths, self.response_lengths)] = responses.values.numpy()
 
-    def micro_batches(self, rows: np.ndarray, budget: int, unit: int = 1) -> list[MicroBatch]:
+    def micro_batches(self, rows: np.ndarray, budget: int, unit: int = 1, multiple: int = 1) -> list[MicroBatch]:
         """`rows` cut into rectangles of at most `budget` padded tokens, but at least `unit` samples each.
 
         Longest first, so that rows of a rectangle are of similar length and the largest rectangle comes first: a budget
-        that is too large fails at once. Every `unit` consecutive rows stay together and in order (2 for pairs).
+        that is too large fails at once. Every `unit` consecutive rows stay together and in order (2 for pairs). Widths
+        are multiples of `multiple`.
         """
         units = rows.reshape(-1, unit)
         longest = self.lengths[units].max(1) if len(units) else np.zeros(0, dtype=np.int64)
@@ -92,19 +93,21 @@ class Sequences:
         batches: list[MicroBatch] = []
         start = 0
         while start < len(order):
-            width = max(1, int(longest[order[start]]) - 1)
+            width = _up(max(1, int(longest[order[start]]) - 1), multiple)
             count = max(1, budget // (width * unit))
             batches.append(self._pad(units[order[start : start + count]].reshape(-1), width))
             start += count
         return batches
 
-    def even_micro_batches(self, rows: np.ndarray, budget: int, unit: int, *, parts: int) -> list[MicroBatch]:
+    def even_micro_batches(
+        self, rows: np.ndarray, budget: int, unit: int, *, parts: int, multiple: int = 1
+    ) -> list[MicroBatch]:
         """As `micro_batches`, all as wide as the longest row and, but for the last ones, of equally many rows; at least
         `parts` of them where there are enough rows."""
         units = rows.reshape(-1, unit)
         if not len(units):
             return []
-        width = max(1, int(self.lengths[rows].max()) - 1)
+        width = _up(max(1, int(self.lengths[rows].max()) - 1), multiple)
         count = max(-(-len(units) // max(1, budget // (width * unit))), min(parts, len(units)))
         order = np.argsort(-self.lengths[units].max(1), kind="stable")
         return [self._pad(units[part].reshape(-1), width) for part in np.array_split(order, count)]
@@ -146,3 +149,7 @@ class Sequences:
             source,
             torch.from_numpy(lengths),
         )
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -40,11 +40,12 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
     if is_whole(mesh):
         leaves = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
         return Parts(sharded, Executor(forward), Updates(leaves))
+    multiple = mesh.layout.tp if mesh.layout.sp else 1
     executor: Executor
     if mesh.layout.pp > 1:
-        executor = PipelineExecutor(forward, mesh, sharded.virtual_stages, _together(mesh))
+        executor = PipelineExecutor(forward, mesh, sharded.virtual_stages, _together(mesh), multiple)
     else:
-        executor = Executor(forward, _together(mesh))
+        executor = Executor(forward, _together(mesh), multiple)
     return Parts(sharded, executor, ShardedUpdates(sharded, head))
 
 

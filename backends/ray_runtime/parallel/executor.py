@@ -61,14 +61,16 @@ class Forward(nn.Module):  # type: ignore[misc]
 class Executor:
     """One process, or ranks that all go through every micro-batch of their replica."""
 
-    def __init__(self, forward: Forward, together: dist.ProcessGroup | None = None) -> None:
-        """`together`: ranks that talk in every forward, and so need equally many of them."""
+    def __init__(self, forward: Forward, together: dist.ProcessGroup | None = None, multiple: int = 1) -> None:
+        """`together`: ranks that talk in every forward, and so need equally many of them. `multiple`: of which the
+        width of a micro-batch must be one."""
         self._forward = forward
+        self._multiple = multiple
         self._together = together
 
     def cut(self, sequences: Sequences, rows: np.ndarray, budget: int, unit: int) -> list[MicroBatch]:
         """`rows` as micro-batches of at most `budget` padded tokens, every `unit` consecutive rows together."""
-        return sequences.micro_batches(rows, budget, unit)
+        return sequences.micro_batches(rows, budget, unit, self._multiple)
 
     def predict(
         self, micros: Sequence[MicroBatch], temperature: float, limit: int
@@ -107,7 +109,7 @@ class Executor:
             return list(micros)
         most = torch.tensor([len(micros)])
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._together)
-        return [*micros, *(empty_micro_batch() for _ in range(int(most) - len(micros)))]
+        return [*micros, *(empty_micro_batch(1, self._multiple) for _ in range(int(most) - len(micros)))]
 
 
 def empty_micro_batch(rows: int = 1, width: int = 1) -> MicroBatch:

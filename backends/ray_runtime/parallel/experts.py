@@ -3,7 +3,7 @@
 The ranks of `mesh.experts` hold every expert once: rank e x etp + y has the y-th part of the inner columns of the e-th
 share of the experts. A token goes to all parts of its experts, and the parts of the answers are summed where it came
 from (GShard, arXiv 2006.16668; tensor parallel experts as in arXiv 2104.04473). Tensor-parallel ranks have the same
-tokens, so each routes a part of them.
+tokens, so each routes a part of them; with sequence parallelism each has a part already.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class RoutedExperts(nn.Module):  # type: ignore[misc]
         """[..., hidden] to the same."""
         mesh = self._mesh
         rows = hidden.reshape(-1, hidden.shape[-1])
-        own = split_rows(rows, mesh.tp)
+        same = None if mesh.layout.sp else mesh.tp  # ranks that have the same rows
+        own = split_rows(rows, same)
         _, scores, chosen = self.gate(own)
         mixed = self._routed(own, scores, chosen)
-        return join_rows(mixed, len(rows), mesh.tp).reshape(hidden.shape)
+        return join_rows(mixed, len(rows), same).reshape(hidden.shape)
 
     def _routed(self, own: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The experts' answers, each times its score, summed per token: [tokens, hidden]. `scores`, `chosen`

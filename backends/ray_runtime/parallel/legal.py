@@ -27,10 +27,6 @@ def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
             "a model runs with every sequence whole on a rank",
             replace(layout, cp=1, dp=layout.dp * layout.cp),
         )
-    if layout.sp:
-        raise _refusal(
-            loaded, layout, "the parts between tensor-parallel ones are not split", replace(layout, sp=False)
-        )
     divided = layout.tp > 1 or layout.pp > 1 or layout.ep > 1 or layout.etp > 1
     if loaded.adapters is not None and (divided or layout.zero == 3):
         nearest = Layout(dp=layout.size, zero=min(layout.zero, 2), recompute=layout.recompute)

@@ -60,9 +60,14 @@ class PipelineExecutor(Executor):
     """Ranks of one replica that have different layers."""
 
     def __init__(
-        self, forward: Forward, mesh: Mesh, decoders: list[tuple[int, Any]], together: dist.ProcessGroup | None
+        self,
+        forward: Forward,
+        mesh: Mesh,
+        decoders: list[tuple[int, Any]],
+        together: dist.ProcessGroup | None,
+        multiple: int,
     ) -> None:
-        super().__init__(forward, together)
+        super().__init__(forward, together, multiple)
         self._mesh = mesh
         self._count = mesh.layout.pp * mesh.layout.vp
         self._hidden = int(forward.model.config.hidden_size)
@@ -72,7 +77,7 @@ class PipelineExecutor(Executor):
         ]
 
     def cut(self, sequences: Sequences, rows: np.ndarray, budget: int, unit: int) -> list[MicroBatch]:
-        return sequences.even_micro_batches(rows, budget, unit, parts=self._mesh.layout.pp)
+        return sequences.even_micro_batches(rows, budget, unit, parts=self._mesh.layout.pp, multiple=self._multiple)
 
     def predict(
         self, micros: Sequence[MicroBatch], temperature: float, limit: int
@@ -135,7 +140,7 @@ class PipelineExecutor(Executor):
         """One pass of a schedule over all micro-batches."""
         micros = self._filled(micros)
         rows = max((len(micro.ids) for micro in micros), default=1)
-        width = max((micro.ids.shape[1] for micro in micros), default=1)
+        width = max((micro.ids.shape[1] for micro in micros), default=self._multiple)
         numbers = torch.arange(len(micros))
         stages = []
         for number, module in self._stages:

@@ -16,7 +16,7 @@ from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, Place, new_group
 from rlflow.backends.ray_runtime.parallel.recompute import recompute
 from rlflow.backends.ray_runtime.parallel.stages import keep_own_layers
-from rlflow.backends.ray_runtime.parallel.tensor import shard_decoder, shard_embedding, shard_head
+from rlflow.backends.ray_runtime.parallel.tensor import cut_positions, shard_decoder, shard_embedding, shard_head
 from rlflow.backends.ray_runtime.parallel.weights import (
     EMBEDDING,
     HEAD,
@@ -78,6 +78,9 @@ class ShardedModel:
             device_mesh = mesh.device_mesh(str(model.device.type))
             device_mesh = device_mesh["tp"] if device_mesh.ndim > 1 else device_mesh
             shard_decoder(decoder, mesh, device_mesh)
+            if layout.sp:
+                for part in [part for _, part in self.virtual_stages] or [decoder]:
+                    cut_positions(part, mesh.tp)
             if mesh.first_stage:
                 shard_embedding(decoder, device_mesh)
             if hasattr(model, "lm_head") and mesh.last_stage:

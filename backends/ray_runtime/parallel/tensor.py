@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from rlflow.backends.ray_runtime.parallel.collectives import join_rows, split_rows
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.parallel.vocabulary import VocabularyHead, padded_rows
 
@@ -51,8 +52,13 @@ def _plain_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def shard_decoder(decoder: Any, mesh: Mesh, device_mesh: DeviceMesh) -> None:
-    """Cut the layers of a decoder in place. `device_mesh`: one axis, the tensor-parallel ranks."""
+    """Cut the layers of a decoder in place. `device_mesh`: one axis, the tensor-parallel ranks.
+
+    With `layout.sp` what lies between the parts is cut by position (Korthikanti et al. 2022, arXiv 2205.05198): see
+    `cut_positions`, which makes it so.
+    """
     tp = device_mesh.size()
+    between: Placement = Shard(1) if mesh.layout.sp else Replicate()
     config = decoder.config
     kv_heads = int(config.num_key_value_heads)
     for layer in decoder.layers:
@@ -61,24 +67,45 @@ def shard_decoder(decoder: Any, mesh: Mesh, device_mesh: DeviceMesh) -> None:
         kv: ParallelStyle = ColwiseParallel() if kv_heads % tp == 0 else KvCopies(kv_heads)
         plan: dict[str, ParallelStyle] = {
             "self_attn": PrepareModuleInput(
-                input_kwarg_layouts={"hidden_states": Replicate()},
+                input_kwarg_layouts={"hidden_states": between},
                 desired_input_kwarg_layouts={"hidden_states": Replicate()},
             ),
             "self_attn.q_proj": ColwiseParallel(),
             "self_attn.k_proj": kv,
             "self_attn.v_proj": kv,
-            "self_attn.o_proj": RowwiseParallel(),
+            "self_attn.o_proj": RowwiseParallel(output_layouts=between),
         }
         if hasattr(layer.mlp, "gate_proj"):
             plan |= {
-                "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+                "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
                 "mlp.gate_proj": ColwiseParallel(),
                 "mlp.up_proj": ColwiseParallel(),
-                "mlp.down_proj": RowwiseParallel(),
+                "mlp.down_proj": RowwiseParallel(output_layouts=between),
             }
         parallelize_module(layer, device_mesh, plan, src_data_rank=None)
         heads = int(config.num_attention_heads) // tp
         layer.self_attn.num_key_value_groups = heads // max(1, kv_heads // tp)
+
+
+def cut_positions(decoder: Any, group: dist.ProcessGroup) -> None:
+    """Between the first layer that a decoder has and its last one every rank has its part of the positions.
+
+    The number of positions must be a multiple of the ranks.
+    """
+    layers = [layer for layer in decoder.layers if hasattr(layer, "self_attn")]
+    if layers:
+        layers[0].register_forward_pre_hook(lambda _, inputs: (_own_positions(inputs[0], group), *inputs[1:]))
+        layers[-1].register_forward_hook(lambda _, __, output: _all_positions(output, group))
+
+
+def _own_positions(hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return split_rows(hidden.transpose(0, 1), group).transpose(0, 1).contiguous()
+
+
+def _all_positions(hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    positions = hidden.shape[1] * group.size()
+    whole = join_rows(hidden.transpose(0, 1).contiguous(), positions, group).transpose(0, 1)
+    return whole.clone(memory_format=torch.contiguous_format)  # never a view, which FSDP's marks would be lost on
 
 
 def shard_embedding(decoder: Any, device_mesh: DeviceMesh) -> None:

@@ -55,6 +55,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
 )
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SUMMED_OVER_TP = re.compile(r"\.(q_norm|k_norm)\.weight$")
+_LAYER_NORM = re.compile(r"\.layers\.\d+\.\w+_layernorm\.weight$")
 _ROUTER = re.compile(r"\.mlp\.gate\.weight$")
 
 
@@ -70,6 +71,8 @@ def layer_of(name: str) -> int | None:
 
 def summed_over_tp(name: str, layout: Layout) -> bool:
     """Whether a whole weight is used by every tensor-parallel rank for a part of the work only."""
+    if layout.sp and _LAYER_NORM.search(name):
+        return True
     return bool(_SUMMED_OVER_TP.search(name) or (divides_experts(layout) and _ROUTER.search(name)))
 
 

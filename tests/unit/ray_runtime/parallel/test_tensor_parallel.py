@@ -32,6 +32,10 @@ UNTIED = {"tie_word_embeddings": False}
         ("qwen3", Layout(dp=2, tp=2, recompute="selective"), {}, {"microbatch_tokens": 20}),
         ("llama", Layout(tp=2, recompute="full"), {}, {}),
         ("qwen3", Layout(dp=4), {}, {"minibatch": 3}),
+        ("qwen3", Layout(tp=2, sp=True), {}, {"microbatch_tokens": 30}),
+        ("llama", Layout(tp=4, sp=True, recompute="full"), {}, {}),
+        ("qwen2", Layout(tp=2, pp=2, sp=True), {}, {"microbatch_tokens": 30}),
+        ("qwen3_moe", Layout(tp=2, dp=2, ep=2, etp=2, sp=True, zero=3), {}, {"microbatch_tokens": 30}),
     ],
 )
 def test_equals_one_process(
@@ -56,10 +60,9 @@ def test_a_model_that_is_whole_on_every_rank_trains_as_before(workers: Workers, 
     ("layout", "why", "nearest"),
     [
         (Layout(cp=2), "every sequence whole", "`dp = 2`"),
-        (Layout(tp=2, sp=True), "not split", "`tp = 2`"),
         (Layout(tp=3), "tp 3 does not divide its 4 heads", "`dp = 3`"),
         (Layout(tp=8, dp=2), "tp 8 does not divide its 4 heads", "`dp = 4, tp = 4`"),
-        (Layout(pp=2, zero=3, dp=2), "whole over data parallelism", "`dp = 2, pp = 2, zero = 1`"),
+        (Layout(pp=2, zero=3, dp=2), "weights and gradients whole", "`dp = 2, pp = 2, zero = 1`"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_nearest(layout: Layout, why: str, nearest: str) -> None:
