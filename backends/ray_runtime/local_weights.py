@@ -7,6 +7,7 @@ is padded to a multiple of tp, so that a planned reshard can read and write them
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -92,11 +93,20 @@ class LocalWeights:
 
     def take(self, model: PreTrainedModel, mesh: Mesh) -> None:
         """Copy the rank's part of a whole model once more, in place."""
+        renew(self.tensors, model, mesh)
+
+
+def renew(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel, mesh: Mesh | None) -> None:
+    """Overwrite a rank's `tensors`, of `LocalWeights` or whole, from a whole model."""
+    with torch.no_grad():
+        if mesh is None or mesh.tp is None:
+            for name, value in whole_tensors(model).items():
+                tensors[name].copy_(value)
+            return
         known = catalogue_of(model)
-        storage = Storage(vocabulary_multiple=mesh.layout.tp, mtp=False)
-        sharding = Sharding(known, mesh.layout, storage)
+        sharding = Sharding(known, mesh.layout, Storage(vocabulary_multiple=mesh.layout.tp, mtp=False))
         whole = canonical_tensors(model, known)
-        for name, tensor in self.tensors.items():
+        for name, tensor in tensors.items():
             _fill(sharding, mesh.rank, name, whole, tensor)
 
 

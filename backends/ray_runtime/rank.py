@@ -69,10 +69,7 @@ class Rank:
             "total_steps": self._state.total_steps() if self._state.data or self._state.plan.stop.steps else 0,
             "seed": self._state.seed,
             "data": {name: data.facts() for name, data in self._state.data.items()},
-            "parameters": {
-                name: sum(p.numel() for p in model.loaded.model.parameters())
-                for name, model in self._state.models.items()
-            },
+            "parameters": {name: model.parameters for name, model in self._state.models.items()},
         }
 
     @property
@@ -215,6 +212,5 @@ class Rank:
                     f"the ranks of pool `{self._settings.pool}` hold different weights after step {step}",
                     notes=tuple(f"rank {rank}: sha256 {digest[:16]}..." for rank, digest in enumerate(digests)),
                 )
-        if self._settings.rank == 0:
-            save_checkpoint(self._state, self._checkpoints, step, merged, self._is_last_part)
+        save_checkpoint(self._state, self._checkpoints, step, merged, self._is_last_part)
         self._saved_step = step

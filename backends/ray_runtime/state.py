@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -37,19 +39,43 @@ class ModelState:
 
     loaded: LoadedModel
     compute: Literal["fp32", "bf16"]
+    config: PretrainedConfig
+    """Of the whole model."""
+    parameters: int
+    """Of the whole model."""
     version: int = 0
     engine: RolloutEngine | None = None
     trainer: Trainer | None = None
+    engine_mesh: Mesh | None = None
+    engine_fed: bool = False
+    """The engine's weights come by a reshard."""
+    engine_own: bool = False
+    """The engine has a copy of the weights, in which nothing is shared with the trainer's."""
     mesh: Mesh | None = None
     """Of the trainer; None where every rank has the whole model and rows of its own."""
     check: PublishCheck | None = None
     """Of a model with adapters that is sampled from."""
 
+    def renew_engine(self, version: int) -> None:
+        """Give the engine the weights of the trainer on this rank, which has the same parts."""
+        assert self.engine is not None
+        if not self.engine_own:
+            self.engine.load_weights(version)
+            return
+        assert self.trainer is not None
+        source, target = self.trainer.local_tensors(), self.engine.local_tensors()
+        self.engine.begin_update(version)
+        with torch.no_grad():
+            for name, tensor in target.items():
+                tensor.copy_(source[name])
+        self.engine.update(target)
+        self.engine.end_update()
+
     def restart(self, version: int) -> None:
         """Go on from weights that were loaded into the master copy."""
         self.version = version
-        if self.engine is not None:
-            self.engine.load_weights(version)
+        if self.engine is not None and not self.engine_fed:
+            self.renew_engine(version)
             if self.check is not None:
                 self.check.restart(self.engine.digest)
 
@@ -104,28 +130,41 @@ class RankState:
             self.models[name] = self._model_state(name, built[name], stages)
         self._connect_weights()
         self._check_tokenizers()
-        if sum(_parameters(model.loaded) for model in self.models.values()) < SMALL:
+        if sum(model.parameters for model in self.models.values()) < SMALL:
             # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for
             # the next one: with other processes on the machine a step takes ten times as long.
             torch.set_num_threads(1)
 
     def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
         """What samples from the model and what trains it or predicts with it, each in its layout."""
-        state = ModelState(loaded, self._compute(name))
+        state = ModelState(loaded, self._compute(name), loaded.model.config, _parameters(loaded))
         samplers = [s for s in stages if isinstance(s.op, Generate)]
         others = [s for s in stages if isinstance(s.op, Train | Logprobs | Values | ModelScore)]
         if samplers:
             mesh = self._mesh(samplers)
-            # On a pool that does not train the model, or in another layout, the weights come by a reshard.
-            own = any(r.model == name and samplers[0].id in r.readers for r in self.plan.reshards)
-            state.engine = RolloutEngine(loaded, state.compute, mesh, own=own and bool(others))
-            if loaded.adapters is not None:
-                state.check = PublishCheck(name, state.engine.digest)
+            self._make_engine(name, state, mesh, alone=not others, fed=self._fed_by_reshard(samplers[0], others))
         if others:
             state.mesh = self._mesh(others)
             if any(not isinstance(s.op, ModelScore) for s in others):
                 state.trainer = Trainer(loaded, state.compute, state.mesh)
         return state
+
+    def _fed_by_reshard(self, sampler: Stage, others: list[Stage]) -> bool:
+        """Whether the weights to sample from come by a reshard, into a copy that nothing else on this pool uses."""
+        shared = {stage.id for stage in others}
+        return any(sampler.id in r.readers and not shared & set(r.readers) for r in self.plan.reshards)
+
+    def _make_engine(self, name: str, state: ModelState, mesh: Mesh | None, *, alone: bool, fed: bool) -> None:
+        """Before the trainer, which cuts the model that both were made from."""
+        loaded = state.loaded
+        own = fed or mesh is not None
+        wait = self.all.timeout.total_seconds()
+        state.engine = RolloutEngine(loaded, state.compute, mesh, own=own, wait_seconds=wait)
+        state.engine_mesh, state.engine_fed, state.engine_own = mesh, fed, own
+        if loaded.adapters is not None:
+            state.check = PublishCheck(name, state.engine.digest)
+        if alone and own:
+            state.loaded = state.engine.loaded  # the copy in float32 is not needed any more
 
     def _mesh(self, stages: list[Stage]) -> Mesh | None:
         """The mesh of stages that use one copy of a model. RLF4003 where their layouts differ."""
@@ -147,11 +186,9 @@ class RankState:
         for reshard in self.plan.reshards:
             if self.pool in (reshard.source, reshard.target):
                 with blame(reshard.readers[0]):
-                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, self._config(reshard.model))
-
-    def _config(self, model: str) -> PretrainedConfig:
-        config: PretrainedConfig = self.models[model].loaded.model.config
-        return config
+                    self.channels[reshard.id] = open_channel(
+                        self.plan, reshard, self.all, self.models[reshard.model].config
+                    )
 
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
@@ -187,41 +224,36 @@ class RankState:
         state = self.models[model]
         if channel.between_pools:
             wanted = step if evaluation else channel.reading.of_step(step)
-            if channel.receive(wanted, lambda: self._reader(channel)):
-                state.version = wanted
-                self._refreshed(channel, wanted)
+            if wanted > channel.version:
+                self._deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
         elif channel.version < state.version:
             assert state.trainer is not None
-            channel.moved = channel.links.run(state.trainer.local_tensors(), self._reader(channel), state.version)
-            channel.version = state.version
-            self._refreshed(channel, state.version)
+            source, version = state.trainer.local_tensors(), state.version
+            self._deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
 
-    def _fed(self, model: str) -> bool:
-        """Whether what samples from the model here gets its weights by a reshard."""
-        return any(channel.model == model and not channel.between_pools for channel in self.channels.values())
-
-    def _reader(self, channel: WeightChannel) -> Tensors:
-        """The live tensors that a channel writes."""
+    def _deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
+        """Let a channel write the tensors of its readers."""
         state = self.models[channel.model]
-        if any(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
+        if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
             assert state.engine is not None
-            state.engine.begin_update()
-            return state.engine.local_tensors()
-        assert state.trainer is not None
-        return state.trainer.local_tensors()
-
-    def _refreshed(self, channel: WeightChannel, version: int) -> None:
-        engine = self.models[channel.model].engine
-        if engine is not None:
-            engine.end_update(version)
+            state.engine.begin_update(version)
+            tensors = state.engine.local_tensors()
+            bring(tensors)
+            state.engine.update(tensors)
+            state.engine.end_update()
+        else:
+            assert state.trainer is not None
+            bring(state.trainer.local_tensors())
+            if state.engine is not None and not state.engine_fed:
+                state.renew_engine(version)
+        if channel.between_pools:
+            state.version = version
 
     def drain(self, end: int) -> None:
         """The run ends after step `end`, sooner than planned: no weights may be left on their way."""
         for channel in self.channels.values():
-            if channel.between_pools and channel.links.receives:
-                channel.drain(end, lambda channel=channel: self._reader(channel))  # type: ignore[misc]
-                self.models[channel.model].version = channel.version
-                self._refreshed(channel, channel.version)
+            for version in channel.left(end):
+                self._deliver(channel, version, functools.partial(channel.receive, version))
 
     def publish(self, model: str) -> None:
         """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""
@@ -233,8 +265,8 @@ class RankState:
         for name, other in self.models.items():
             if self._owner(name) == model:
                 other.version = state.version
-        if state.engine is not None and not self._fed(model):
-            state.engine.load_weights(state.version)
+        if state.engine is not None and not state.engine_fed:
+            state.renew_engine(state.version)
             if state.check is not None and state.trainer is not None:
                 state.check.publish(state.engine.digest, state.trainer.moved)
         if state.trainer is not None:

@@ -89,25 +89,26 @@ class WeightChannel:
 
     # --- the pool that reads -----------------------------------------------------------------------------------------
 
-    def receive(self, version: int, tensors: Callable[[], Tensors]) -> bool:
-        """Bring the weights to at least `version`; whether anything came."""
-        if version <= self.version:
-            return False
+    def receive(self, version: int, tensors: Tensors) -> None:
+        """Bring the weights to `version`, the next that is sent."""
         try:
-            self.moved = self.links.run(None, tensors(), version)
+            self.moved = self.links.run(None, tensors, version)
         except RuntimeError as error:
             raise _told(error, self.reshard, version) from error
         self.version = version
-        return True
 
-    # --- both --------------------------------------------------------------------------------------------------------
+    def left(self, end: int) -> list[int]:
+        """The versions that a stop after step `end` leaves on their way to this rank: the other end waits for them."""
+        if not (self.between_pools and self.links.receives):
+            return []
+        return [version for version in self._planned if self.version < version <= end]
 
-    def drain(self, end: int, tensors: Callable[[], Tensors]) -> None:
-        """The run ends after step `end`, sooner than planned: take what is on its way; the other end waits for that."""
-        if self.links.receives:
-            for version in self._planned:
-                if version <= end:
-                    self.receive(version, tensors)
+    # --- one pool ----------------------------------------------------------------------------------------------------
+
+    def move(self, source: Tensors, target: Tensors, version: int) -> None:
+        """From the layout that trains to the one that reads, on the same ranks."""
+        self.moved = self.links.run(source, target, version)
+        self.version = version
 
     def close(self) -> None:
         """Everything has left; the thread ends."""

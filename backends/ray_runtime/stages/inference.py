@@ -29,7 +29,7 @@ def generate(call: Call, op: Generate) -> Batch:
     stream = call.step if call.stage.phase == "step" else call.step + EVALUATION_STEP_OFFSET
     prompts = call.batch("prompts")
     environments = None if op.environment is None else call.state.environments[op.environment]
-    replica = together(model.engine.mesh, prompts)
+    replica = together(model.engine_mesh, prompts)
     samples = model.engine.generate(
         replica.rows(), op, seed=call.state.seed, step=stream, version=model.version, environments=environments
     )
