@@ -56,6 +56,8 @@ class Mesh:
     rank: int
     """This process's place in `ranks`."""
     place: Place
+    timeout: timedelta
+    """Of every collective."""
     tp: dist.ProcessGroup | None = None
     pp: dist.ProcessGroup | None = None
     dp: dist.ProcessGroup | None = None
@@ -170,7 +172,7 @@ def make_mesh(layout: Layout, ranks: Sequence[int], *, timeout: timedelta) -> Me
     if me not in ranks:
         raise ValueError(f"rank {me} is none of {list(ranks)}")
     rank = ranks.index(me)
-    mesh = Mesh(layout, ranks, rank, Place.of(layout, rank))
+    mesh = Mesh(layout, ranks, rank, Place.of(layout, rank), timeout)
     made: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for name, same in _AXES:
         if name == "ends" and layout.pp == 1:
