@@ -60,6 +60,9 @@ class RolloutEngine:
     `load_weights` or an update renews. With `own` nothing of `loaded.model` is kept. Of a model with adapters it holds
     the weights with the adapters added, and shares the others with the trainer where it can.
 
+    A model is whole when its engine is made, so before a trainer cuts it. All ranks of the mesh make their
+    engines together. A thread of the rank waits at most `wait_seconds` for the other, in a pause or for one.
+
     RunFailure RLF4003 for a layout or a model that it cannot sample from in parts.
     """
 

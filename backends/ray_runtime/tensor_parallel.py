@@ -61,10 +61,9 @@ class VocabularyHead(nn.Module):  # type: ignore[misc]
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., vocabulary], the same bits on every rank: each logit is computed on one."""
         mine = F.linear(hidden, self.weight)
-        every = mine.new_empty(self.group.size() * len(mine), *mine.shape[1:])
-        dist.all_gather_into_tensor(every, mine.contiguous(), group=self.group)
-        whole = every.view(self.group.size(), *mine.shape).movedim(0, -2).flatten(-2)
-        return whole[..., : self.vocabulary]
+        every = mine.new_empty(self.group.size(), *mine.shape)
+        dist.all_gather(list(every.unbind(0)), mine.contiguous(), group=self.group)
+        return every.movedim(0, -2).flatten(-2)[..., : self.vocabulary]
 
 
 class Matrix(nn.Module):  # type: ignore[misc]

@@ -30,12 +30,14 @@ TEXTS = ["1+2=", "34+5=", "7", "100+200+300=", "34+5="]
 Kind = Literal["qwen3", "llama", "qwen2", "qwen3_moe"]
 
 
-def model(kind: Kind, seed: int = 0, lora: bool = False, **sizes: int) -> LoadedModel:
-    """Random weights that make every token's odds differ."""
+def model(kind: Kind, seed: int = 0, lora: bool = False, letters: int = 0, **sizes: int) -> LoadedModel:
+    """Random weights that make every token's odds differ; 14 tokens and so many `letters`."""
     numbers = {"hidden": 32, "layers": 2, "intermediate": 48, "heads": 4, "kv_heads": 2, "context": 64, **sizes}
     base: Any = {"qwen3": "qwen3", "llama": "llama"}.get(kind, "qwen3")
     adapters = Lora(rank=4, alpha=8.0, targets="all_linear") if lora else None
-    source = TinyModel(architecture=base, alphabet=ALPHABET, init_seed=seed, lora=adapters, **numbers)  # type: ignore[arg-type]
+    source = TinyModel(
+        architecture=base, alphabet=ALPHABET + "abcdef"[:letters], init_seed=seed, lora=adapters, **numbers
+    )  # type: ignore[arg-type]
     loaded = load_model(source, Path())
     settings = {
         "vocab_size": loaded.model.config.vocab_size,
@@ -198,9 +200,9 @@ def train(loaded: LoadedModel) -> None:
                 parameter.add_(noise, alpha=0.2)
 
 
-def refused(layout: Layout, kind: Kind) -> str:
+def refused(layout: Layout, kind: Kind, sizes: dict[str, int]) -> str:
     try:
-        RolloutEngine(model(kind), "fp32", mesh_of(layout))
+        RolloutEngine(model(kind, **sizes), "fp32", mesh_of(layout))
     except RunFailure as failure:
         return f"{failure.code} {failure.message} | {' | '.join((*failure.notes, *failure.help))}"
     return ""

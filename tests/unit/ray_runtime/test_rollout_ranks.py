@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,14 @@ from tests.unit.ray_runtime.parallel.workers import Workers, started
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    # Both processes are forked from one that has imported everything, which takes most of this file's time.
+    multiprocessing.get_context("forkserver").set_forkserver_preload([jobs.__name__])
+    forkserver.ensure_running()
     with started(2) as running:
         yield running
+    torch.set_num_threads(before)
 
 
 CASES = [
@@ -31,6 +38,8 @@ CASES = [
     ("llama", Layout(tp=2), {}, {"kv_heads": 1}),  # the key-value head is on both ranks
     ("qwen2", Layout(tp=2), {"top_p": 0.9}, {}),  # biases, a head of its own
     ("qwen3", Layout(tp=2), {"temperature": 0.0}, {"layers": 1}),
+    ("qwen2", Layout(tp=2), {}, {"letters": 3}),  # a vocabulary of 17, padded to 18
+    ("qwen3", Layout(tp=2), {}, {"letters": 1}),  # and tied to the embedding
     ("qwen3_moe", Layout(tp=2, ep=2), {}, {}),
     ("qwen3_moe", Layout(tp=2), {}, {}),  # every expert on both ranks
     ("qwen3_moe", Layout(tp=2, etp=2), {}, {}),
@@ -82,17 +91,27 @@ def test_data_parallel_replicas_sample_for_themselves(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind", "words"),
+    ("layout", "kind", "sizes", "words"),
     [
-        (Layout(pp=2), "qwen3", "RLF4003 generate cannot run with pp = 2, cp = 1"),
-        (Layout(cp=2), "qwen3", "RLF4003 generate cannot run with pp = 1, cp = 2"),
-        (Layout(dp=2, ep=2), "qwen3_moe", "RLF4003 generate cannot run with ep 2 x etp 1 = 2 on tp = 1"),
-        (Layout(dp=2, zero=3), "qwen3", "RLF4003 generate cannot run on weights that are sharded"),
+        (Layout(pp=2), "qwen3", {}, "generate cannot run with pp = 2, cp = 1"),
+        (Layout(cp=2), "qwen3", {}, "generate cannot run with pp = 1, cp = 2"),
+        (Layout(dp=2, ep=2), "qwen3_moe", {}, "generate cannot run with ep 2 x etp 1 = 2 on tp = 1"),
+        (Layout(dp=2, zero=3), "qwen3", {}, "generate cannot run on weights that are sharded"),
+        (
+            Layout(tp=2),
+            "qwen3",
+            {"heads": 3, "kv_heads": 1, "hidden": 24},
+            "tp 2 does not divide the 3 units of self_attn",
+        ),
+        (Layout(tp=2), "llama", {"intermediate": 49}, "tp 2 does not divide the 49 units of mlp.gate_proj"),
     ],
 )
-def test_layouts_that_cannot_sample_are_refused(workers: Workers, layout: Layout, kind: str, words: str) -> None:
-    for message in workers.run(jobs.refused, layout, kind, ranks=2):
-        assert message.startswith(words)
+def test_layouts_that_cannot_sample_are_refused(
+    workers: Workers, layout: Layout, kind: str, sizes: dict[str, int], words: str
+) -> None:
+    for message in workers.run(jobs.refused, layout, kind, sizes, ranks=2):
+        assert message.startswith("RLF4003")
+        assert words in message
         assert "generate with tp" in message
 
 
