@@ -13,9 +13,9 @@ from rlflow.diagnostics.suppress import apply_suppressions
 from rlflow.frontend.imports import read_source as read_source
 from rlflow.frontend.lower import Lowered, lower
 from rlflow.grammar.parse import parse
-from rlflow.ir.flow import Flow
+from rlflow.ir.flow import Flow, Stage
 from rlflow.passes.base import PassContext
-from rlflow.passes.pipeline import DEFAULT_PIPELINE, Observer, run_pipeline
+from rlflow.passes.pipeline import DEFAULT_PIPELINE, Observer, load_pass, run_pipeline
 from rlflow.values import dataclass
 
 if TYPE_CHECKING:
@@ -96,6 +96,18 @@ def _suppress(files: Sequence[SourceFile], found: Sequence[Diagnostic], within: 
     for file in files:
         diagnostics = apply_suppressions(file, diagnostics, within=[span for span in within if span.file == file])
     return diagnostics
+
+
+def flow_at(path: str | Path, stage: Stage, options: Options | None = None) -> Flow:
+    """The flow of a file at a stage of its compilation, after the last pass of that stage. What later passes would
+    refuse is not an error here. Raises CompileError, RunFailure as `check` does."""
+    options = options or Options()
+    start = lowered(path, options)
+    names = list(DEFAULT_PIPELINE)
+    if stage is Stage.LOGICAL:
+        names = names[: names.index("search-placement")]  # it decides placements and changes nothing that is written
+    names = [name for name in names if load_pass(name).ensures <= stage]
+    return run_pipeline(start.flow, context_of(start, options), names)
 
 
 def compile(path: str | Path, options: Options | None = None) -> Plan:

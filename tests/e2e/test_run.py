@@ -49,7 +49,7 @@ def test_metrics(full_run: Any) -> None:
 
 
 def test_trace(full_run: Any) -> None:
-    from rlflow.backends.visualizers.trace import validate_trace
+    from rlflow.backends.visualizers.trace_rules import validate_trace
 
     plan = Plan.from_json((full_run.folder / "plan.json").read_text("utf-8"))
     trace = json.loads((full_run.folder / "trace.json").read_text("utf-8"))
