@@ -24,6 +24,7 @@ from rlflow.commands.init import init
 from rlflow.commands.options import compile_options, debug_option, plan_of_file, write_file
 from rlflow.commands.profile import profile
 from rlflow.commands.simulate import simulate
+from rlflow.commands.trace import trace
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
 
@@ -162,7 +163,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, explain, fmt, graph, init, profile, simulate):
+for verb in (diff, explain, fmt, graph, init, profile, simulate, trace):
     cli.add_command(verb)
 
 

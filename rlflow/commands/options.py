@@ -91,3 +91,15 @@ def write_file(path: Path, content: str | bytes) -> None:
     except OSError:
         building.unlink(missing_ok=True)
         raise
+
+
+def stated_time(text: str) -> tuple[str, float]:
+    """`NAME=SECONDS` of an option `--stage`."""
+    name, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not name.strip() or not 0 <= value < float("inf"):
+        raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
+    return name.strip(), value

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from rlflow.commands.options import plan_of_file, stated_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +81,7 @@ def simulate(
     from rlflow.driver import Options
 
     gc.enable()  # long simulations make cycles
-    times = dict(_stated(text) for text in stated)
+    times = dict(stated_time(text) for text in stated)
     options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
         raise click.UsageError(
@@ -102,7 +103,7 @@ def simulate(
         if all(isinstance(study, str) for _, study in rows):
             raise SystemExit(1)
         return
-    plan = _plan(path, options)
+    plan = plan_of_file(path, options)
     study = _study(plan, steps, seeds, times, evaluations)
     if trace is not None:
         write_trace(trace, study.first.events, plan)
@@ -127,20 +128,6 @@ def _study(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], eval
     if seeds and not results[0].sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
     return Study(tuple(results), results[0].sampled)
-
-
-def _plan(path: Path, options: object) -> Plan:
-    """The plan of a file; its warnings go to standard error."""
-    from rlflow import driver
-    from rlflow.diagnostics.render import render
-
-    if path.suffix == ".json":
-        return driver.load_plan(path)
-    assert isinstance(options, driver.Options)
-    checked = driver.check(path, options)
-    if checked.warnings:
-        click.echo(render(list(checked.warnings), "full", color=sys.stderr.isatty()), err=True)
-    return driver.plan_of(checked, options)
 
 
 def _sweep(
@@ -188,14 +175,3 @@ def _values(text: str) -> list[str]:
         else:
             found[-1] += character
     return [value.strip() for value in found]
-
-
-def _stated(text: str) -> tuple[str, float]:
-    name, _, number = text.rpartition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    if not name.strip() or not 0 <= value < float("inf"):
-        raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
-    return name.strip(), value
