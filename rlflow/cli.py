@@ -25,6 +25,7 @@ from rlflow.commands.options import compile_options, debug_option, plan_of_file,
 from rlflow.commands.profile import profile
 from rlflow.commands.simulate import simulate
 from rlflow.commands.trace import trace
+from rlflow.commands.watch import watch
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
 
@@ -163,7 +164,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, explain, fmt, graph, init, profile, simulate, trace):
+for verb in (diff, explain, fmt, graph, init, profile, simulate, trace, watch):
     cli.add_command(verb)
 
 
@@ -183,10 +184,7 @@ def check(path: Path, options: Options, format_: str) -> None:
     checked = driver.check(path, options)
     _print_diagnostics(checked.warnings, format_)
     if format_ == "full":
-        step = sum(1 for node in checked.flow.nodes.values() if node.phase == "step")
-        click.echo(
-            f"{path}: flow `{checked.flow.name}` is sound ({step} stages on cluster `{checked.lowered.cluster.name}`)"
-        )
+        click.echo(checked.sentence())
 
 
 @cli.command()
@@ -260,6 +258,7 @@ def run(
     gc.enable()  # a run lasts
     console = Console(stderr=True, highlight=False, force_terminal=False if plain else None)
     progress = Progress(steps, console)
+    progress.capacities = {queue.id: queue.capacity for queue in request.plan.queues}
     progress.start(f"run folder {request.run_dir}")
     try:
         end = runs.execute(request, progress)

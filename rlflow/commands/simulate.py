@@ -115,19 +115,12 @@ def simulate(
 
 
 def _study(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], evaluations: bool) -> Study:
-    from rlflow.backends.simulator.report_study import Study
-    from rlflow.backends.simulator.run import Options, simulate
+    from rlflow.api import study_of
 
-    drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
-    results = []
-    for seed in drawn:
-        found = simulate(plan, Options(steps=steps, seed=seed, stated=stated, evaluations=evaluations))
-        results.append(found)
-        if not found.sampled:
-            break  # other seeds would give the same
-    if seeds and not results[0].sampled:
+    study = study_of(plan, steps, seeds, stated, evaluations)
+    if seeds and not study.sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
-    return Study(tuple(results), results[0].sampled)
+    return study
 
 
 def _sweep(
