@@ -206,16 +206,20 @@ def compile(path: Path, options: Options, output: Path | None) -> None:
 @_SOURCE
 @compile_options
 @click.option("--format", "format_", type=click.Choice(("text", "json")), default="text")
+@click.option("--full", is_flag=True, help="Everything, instead of what fits on one screen.")
 @debug_option
-def show(path: Path, options: Options, format_: str) -> None:
+def show(path: Path, options: Options, format_: str, full: bool) -> None:
     """Say what runs where, in which order and why. FILE is a .rlflow file or a plan."""
     plan = _compiled(path, options)
     if format_ == "json":
         click.echo(plan.to_json(), nl=False)
         return
-    from rlflow.backends.visualizers.summary import summarize
+    from rlflow.backends.visualizers.summary import summarize, summary_text
 
-    _console().print(summarize(plan))
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        _console().print(summarize(plan, full))
+    else:
+        click.echo(summary_text(plan, full=full), nl=False)
 
 
 @cli.command()
