@@ -18,13 +18,15 @@ _WIDTH, _LEFT, _RIGHT = 1000.0, 120.0, 16.0
 _ROW, _GAP, _TOP = 30.0, 10.0, 40.0
 _CHAR = 6.0
 _TICKS = 6
+_WAITS = ("take", "wait", "put")
+"""Instructions in which a pool waits for another: they have no bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
     start: float
     end: float
-    row: int
+    pool: str
     name: str
     colour: str
     step: int
@@ -37,8 +39,10 @@ def gantt_svg(plan: Plan, events: Sequence[Mapping[str, Any]], steps: int = STEP
     """
     last = _whole_steps(plan, events)
     shown = [step for step in last if step > max(last, default=0) - steps]
-    pools = [pool.name for pool in plan.pools if any(event["pool"] == pool.name for event in events)]
-    bars, rows = _bars(plan, events, pools, set(shown))
+    bars = _bars(plan, events, set(shown))
+    pools = [pool.name for pool in plan.pools if any(bar.pool == pool.name for bar in bars)]
+    row_of = {pool: row for row, pool in enumerate(pools)}
+    rows = len(pools)
     height = _TOP + rows * (_ROW + _GAP) + 34
     begin = min((bar.start for bar in bars), default=0.0)
     length = max((bar.end for bar in bars), default=1.0) - begin or 1.0
@@ -46,8 +50,8 @@ def gantt_svg(plan: Plan, events: Sequence[Mapping[str, Any]], steps: int = STEP
     title = f"flow {plan.flow} on {plan.cluster}: " + (f"steps {shown[0]} to {shown[-1]}" if shown else "no step")
     parts = [f'<text x="10" y="22" font-size="14" font-weight="bold">{escape(title)}</text>']
     parts += _axis(length, scale, height)
-    parts += _names(plan, pools, bars, rows)
-    parts += [_bar(bar, begin, scale) for bar in bars]
+    parts += _names(plan, pools)
+    parts += [_bar(bar, row_of[bar.pool], begin, scale) for bar in bars]
     ends = [max((b.end for b in bars if b.step == step and b.name in _trained(plan)), default=None) for step in shown]
     for step, end in zip(shown, ends, strict=True):
         if end is not None:
@@ -77,33 +81,29 @@ def _trained(plan: Plan) -> set[str]:
     return {stage.id for stage in plan.stages if stage.op.kind == "train"}
 
 
-def _bars(
-    plan: Plan, events: Sequence[Mapping[str, Any]], pools: Sequence[str], shown: set[int]
-) -> tuple[list[_Bar], int]:
-    """Bars of one rank of every pool, and the number of rows."""
+def _bars(plan: Plan, events: Sequence[Mapping[str, Any]], shown: set[int]) -> list[_Bar]:
+    """Bars of one rank of every pool of the plan."""
     kinds = {stage.id: stage.op.kind for stage in plan.stages}
-    lead = {pool: min(int(e["rank"]) for e in events if e["pool"] == pool) for pool in pools}
+    lead: dict[str, int] = {}
+    for event in events:
+        lead[event["pool"]] = min(int(event["rank"]), lead.get(event["pool"], int(event["rank"])))
+    known = {pool.name for pool in plan.pools}
     bars = []
     for event in events:
         kind, pool, length = str(event["kind"]), str(event["pool"]), float(event["duration_us"])
-        waits = kind in ("take", "wait", "put")
-        if (
-            pool not in lead
-            or int(event["rank"]) != lead[pool]
-            or int(event["step"]) not in shown
-            or not length
-            or waits
-        ):
+        led = pool in known and int(event["rank"]) == lead[pool]
+        if not led or not length or kind in _WAITS or int(event["step"]) not in shown:
             continue
         stage = str(event["stage"] or "")
-        name = stage if kind in ("run", "call") else f"{kind} {stage}".strip()
-        colour = stroke(kinds.get(stage, kind) if kind in ("run", "call") else kind)
+        works = kind in ("run", "call")
+        name = stage if works else f"{kind} {stage}".strip()
+        colour = stroke(kinds.get(stage, kind) if works else kind)
         start = float(event["start_us"])
-        bars.append(_Bar(start, start + length, pools.index(pool), name, colour, int(event["step"])))
-    return sorted(bars, key=lambda bar: (bar.row, bar.start, -bar.end, bar.name)), len(pools)
+        bars.append(_Bar(start, start + length, pool, name, colour, int(event["step"])))
+    return sorted(bars, key=lambda bar: (bar.pool, bar.start, -bar.end, bar.name))
 
 
-def _names(plan: Plan, pools: Sequence[str], bars: Sequence[_Bar], rows: int) -> list[str]:
+def _names(plan: Plan, pools: Sequence[str]) -> list[str]:
     sizes = {pool.name: len(pool.ranks) for pool in plan.pools}
     parts = []
     for row, pool in enumerate(pools):
@@ -117,8 +117,8 @@ def _names(plan: Plan, pools: Sequence[str], bars: Sequence[_Bar], rows: int) ->
     return parts
 
 
-def _bar(bar: _Bar, begin: float, scale: float) -> str:
-    x, y = _LEFT + (bar.start - begin) * scale, _TOP + bar.row * (_ROW + _GAP)
+def _bar(bar: _Bar, row: int, begin: float, scale: float) -> str:
+    x, y = _LEFT + (bar.start - begin) * scale, _TOP + row * (_ROW + _GAP)
     width = max((bar.end - bar.start) * scale, 0.6)
     words = f"{bar.name} ({bar.step})" if len(f"{bar.name} ({bar.step})") * _CHAR < width - 4 else bar.name
     label = ""

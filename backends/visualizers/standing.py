@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from rlflow.amounts import seconds as exact
 from rlflow.backends.visualizers.flow_metrics import held_out, is_step, reward_of, stage_seconds
 from rlflow.backends.visualizers.progress import duration
 
@@ -58,4 +59,4 @@ def _times(steps: Sequence[Mapping[str, Any]]) -> list[str]:
             stages.setdefault(name, []).append(seconds)
     shares = sorted(((median(values), name) for name, values in stages.items()), reverse=True)
     shown = ", ".join(f"{name} {seconds / middle:.0%}" for seconds, name in shares if middle and seconds * 100 > middle)
-    return [f"a step: {duration(middle)}" + (f" ({shown})" if shown else "")]
+    return [f"a step: {exact(round(middle * 1e6))}" + (f" ({shown})" if shown else "")]
