@@ -102,7 +102,7 @@ def test_schedule(tmp_path: Path) -> None:
 
 
 def test_seeds_draw_lengths() -> None:
-    schedule = rlflow.simulate(pangu(), steps=2, seeds=2)
+    schedule = rlflow.simulate(ROOT / "examples" / "async_grpo.rlflow", steps=2, seeds=2)
     assert schedule.to_json()["seeds"] == 2
     assert len(schedule.study.results) == 2
 
