@@ -19,6 +19,11 @@ def is_step(data: Mapping[str, object]) -> bool:
     return "training/global_step" in data or any(name in data for name in (*REWARD, "timing_s/step"))
 
 
+def numbers(data: Mapping[str, object]) -> dict[str, float]:
+    """The values that are numbers, infinite ones and NaN too: of a run that diverged they are what one must see."""
+    return {n: float(v) for n, v in data.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
 def number(value: object) -> float | None:
     """The value where it is a finite number."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -27,7 +32,9 @@ def number(value: object) -> float | None:
 
 
 def reward_of(data: Mapping[str, object]) -> float | None:
-    return next((found for name in REWARD if (found := number(data.get(name))) is not None), None)
+    """The mean reward of a step, also where it is NaN."""
+    found = numbers(data)
+    return next((found[name] for name in REWARD if name in found), None)
 
 
 def stage_seconds(data: Mapping[str, object]) -> list[tuple[str, float]]:

@@ -5,6 +5,7 @@ Reads verl's metric names, so anything that logs those can drive it.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -15,6 +16,8 @@ from rlflow.backends.visualizers.flow_metrics import (
     ages,
     held_out,
     idle_shares,
+    number,
+    numbers,
     queue_depths,
     reward_of,
     stage_seconds,
@@ -90,23 +93,23 @@ class Progress:
         self._end_phase()
         self._begin_phase(text)
 
-    def step(self, step: int, data: Mapping[str, float]) -> None:
-        """Step number `step` (from 1) has ended with these metrics. An update without a reward and without a step time,
-        such as an evaluation's, only adds its values."""
+    def step(self, step: int, data: Mapping[str, object]) -> None:
+        """Step number `step` (from 1) has ended with these metrics; values that are no numbers are left out. An update
+        without a reward and without a step time, such as an evaluation's, only adds its values."""
         now = self._clock()
         held = held_out(data)
         self._held.update(held)
-        reward, seconds = reward_of(data), data.get("timing_s/step")
+        reward, seconds = reward_of(data), number(data.get("timing_s/step"))
         if reward is None and seconds is None:
             if self._live is None and held:
                 self._say("  ".join([f"step {step}", *_held_words(held)]))
             return
         self._end_phase()
         self._is_stepping = True
-        self._step, self._data = step, dict(data)
+        self._step, self._data = step, numbers(data)
         self._seconds.append(now - self._step_ended if seconds is None else seconds)
         self._step_ended = now
-        if reward is not None:
+        if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)
         if self._live is None:
             self._say(self._line())
@@ -195,12 +198,12 @@ class Progress:
     def _numbers(self) -> RenderableType:
         from rich.text import Text
 
-        data, rewards = self._data, list(self._rewards)
+        data, rewards, reward = self._data, list(self._rewards), reward_of(self._data)
         text = Text(no_wrap=True, overflow="ellipsis")
-        if rewards:
+        if reward is not None:
             text.append("mean reward ")
-            text.append(f"{rewards[-1]:.4f} ", "bold green")
-            text.append(sparkline(rewards, self._blocks), "green")
+            text.append(f"{reward:.4f} ", "bold green" if math.isfinite(reward) else "bold red")
+            text.append(sparkline(rewards, self._blocks) if rewards else "", "green")
         if "response_length/mean" in data:
             text.append(f"   {data['response_length/mean']:.1f} tokens per response")
         if "perf/throughput" in data:

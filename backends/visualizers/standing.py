@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from rlflow.amounts import seconds as exact
-from rlflow.backends.visualizers.flow_metrics import held_out, is_step, reward_of, stage_seconds
+from rlflow.backends.visualizers.flow_metrics import held_out, is_step, number, reward_of, stage_seconds
 from rlflow.backends.visualizers.progress import duration
 
 LAST = 10
@@ -21,7 +21,7 @@ def standing_lines(
     recorded, or that are of another kind than expected, are left out."""
     steps = [row for row in rows if is_step(row["data"])]
     lines = [f"run folder: {folder}", _status(facts, steps)]
-    rewards = [reward for row in steps if (reward := reward_of(row["data"])) is not None]
+    rewards = [reward for row in steps if (reward := number(reward_of(row["data"]))) is not None]
     if rewards:
         tail = rewards[-LAST:]
         now = sum(tail) / len(tail)
@@ -49,7 +49,7 @@ def _status(facts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
 
 
 def _times(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    whole = [row["data"]["timing_s/step"] for row in steps if "timing_s/step" in row["data"]]
+    whole = [s for row in steps if (s := number(row["data"].get("timing_s/step"))) is not None]
     if not whole:
         return []
     middle = median(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rlflow import driver
 from rlflow.backends.visualizers.graph import NoDot, picture_of, render_graph, render_image, render_svg
 from rlflow.backends.visualizers.graph_parts import Picture
-from rlflow.backends.visualizers.svg_fallback import _place
+from rlflow.backends.visualizers.svg_fallback import _curves, _place, _runs_through
 from rlflow.cli import main
 from rlflow.ir.flow import Flow, Stage
 from rlflow.plan import Plan
@@ -158,3 +159,23 @@ def test_own_layout_of_every_stage(stage: Stage) -> None:
 def test_own_layout_reads_from_left_to_right() -> None:
     frames = {title.split(":")[0]: frame for title, frame, _ in _place(picture_of(pangu()))[1]}
     assert frames["pool rollout"].x < frames["pool cpu"].x < frames["pool learner"].x
+
+
+@pytest.mark.parametrize("name", ["pangu", "swaps", "logical"])
+def test_own_layout_stays_on_its_paper_and_off_its_boxes(name: str) -> None:
+    swaps = ROOT / "tests" / "filecheck" / "passes" / "insert_swaps" / "positive.rlflow"
+    drawn = {"pangu": pangu, "swaps": lambda: driver.compile(swaps), "logical": lambda: flow(Stage.LOGICAL)}[name]()
+    picture = picture_of(drawn)
+    rects, _, _, _ = _place(picture)
+    svg = render_svg(drawn, "built-in")[0]
+    width = float(re.search(r'viewBox="0 0 (\d+)', svg)[1])  # type: ignore[index]
+    curves = _curves(picture.arrows, rects)
+    assert all(0 <= x <= width for curve in curves for x, _ in curve)
+    hidden = [
+        (arrow.source, arrow.target)
+        for arrow, curve in zip(picture.arrows, curves, strict=True)
+        if not arrow.back
+        and rects[arrow.target].y > rects[arrow.source].bottom
+        and any(_runs_through(curve, box) > 3 for key, box in rects.items() if key not in (arrow.source, arrow.target))
+    ]
+    assert len(hidden) <= len(curves) // 10, hidden

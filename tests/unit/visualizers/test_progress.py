@@ -142,13 +142,30 @@ def test_note_and_title() -> None:
         assert words in text
 
 
-def test_hostile_values_do_not_stop_the_panel() -> None:
+def test_a_run_that_diverged_shows_it() -> None:
     out = io.StringIO()
     progress = Progress(3, Console(file=out, force_terminal=True, width=80), Clock())
     progress.start("x")
-    for data in (
-        {"timing_s/step": 0.0, "timing_s/gen": 0.0},
-        {"critic/score/mean": float("inf"), "timing_s/step": 1.0},
-    ):
-        progress.step(1, data)
+    progress.step(1, STEP)
+    progress.step(2, STEP | {"critic/score/mean": float("nan")})
     progress.stop()
+    assert "mean reward nan ▅" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+
+
+def test_hostile_values_do_not_stop_the_panel() -> None:
+    """What `rlflow watch` reads may have been written by anything."""
+    rows: list[dict[str, object]] = [
+        {"timing_s/step": 0.0, "timing_s/gen": 0.0},
+        {"timing_s/step": "soon", "critic/score/mean": "high", "timing_s/gen": None},
+        {"critic/score/mean": float("inf"), "timing_s/step": float("nan"), "response_length/mean": [1]},
+        {"critic/score/mean": True, "timing_s/step": 1.0, "val/a/mean": "x", "queue//depth": 1.0},
+        {"critic/score/mean": 1e300, "timing_s/step": 1e12, "timing_s/gen": float("inf")},
+    ]
+    for terminal in (False, True):
+        out = io.StringIO()
+        progress = Progress(9, Console(file=out, force_terminal=terminal, width=80), Clock())
+        progress.start("x")
+        for step, row in enumerate(rows, start=1):
+            progress.step(step, row)
+        progress.stop()
+        assert "step 5" in out.getvalue()
