@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,9 @@ QUIET_STEPS = 5
 @click.option("--every", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Say how it stands now, and end.")
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
+@click.option("--format", "format_", type=click.Choice(("text", "json")), default="text", help="json: as --once.")
 @debug_option
-def watch(run_dir: Path | None, every: float, once: bool, plain: bool) -> None:
+def watch(run_dir: Path | None, every: float, once: bool, plain: bool, format_: str) -> None:
     """Show a run as it goes on: step, reward, times, idle pools, queues, ages, time left.
 
     RUN_DIR is a run's folder, of this or another process; without it, the newest below `runs/`. Ends with the run, or
@@ -42,7 +44,7 @@ def watch(run_dir: Path | None, every: float, once: bool, plain: bool) -> None:
         raise click.UsageError(f"`{folder}` is not a run folder: it has no plan.json")
     follower = Follower(folder)
     rows: list[dict[str, Any]] = []
-    if not once:
+    if not once and format_ == "text":
         try:
             _follow(follower, rows, every, plain)
         except KeyboardInterrupt:
@@ -50,7 +52,10 @@ def watch(run_dir: Path | None, every: float, once: bool, plain: bool) -> None:
             return
     rows += follower.rows()
     facts = follower.facts()
-    _closing(folder, facts, rows)
+    if format_ == "json":
+        click.echo(json.dumps(_standing(follower, facts, rows), indent=2, ensure_ascii=False))
+    else:
+        _closing(folder, facts, rows)
     if facts.get("status") == "failed":
         raise SystemExit(1)
 
@@ -120,6 +125,26 @@ def _capacities(run_dir: Path) -> dict[str, int]:
     from rlflow import driver
 
     return {queue.id: queue.capacity for queue in driver.load_plan(run_dir / "plan.json").queues}
+
+
+def _standing(follower: Follower, facts: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the run stands, for a program. Values of metrics that are not finite numbers are null."""
+    from rlflow.api import Run
+    from rlflow.backends.visualizers.flow_metrics import is_step, number
+
+    steps = [row for row in rows if is_step(row["data"])]
+    last: dict[str, Any] = steps[-1] if steps else {"step": 0, "data": {}}
+    checkpoint = Run(follower.run_dir).checkpoint
+    return {
+        "folder": str(follower.run_dir),
+        "flow": facts.get("flow"),
+        "status": facts.get("status", "not started"),
+        "step": last["step"],
+        "steps": _total(facts),
+        "quiet_s": round(follower.quiet_seconds(time.time()), 3),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "metrics": {name: number(value) for name, value in sorted(last["data"].items())},
+    }
 
 
 def _closing(folder: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:

@@ -137,6 +137,16 @@ def test_once_does_not_wait(folder: Folder, capsys: pytest.CaptureFixture[str]) 
     assert captured.err == ""
 
 
+def test_for_a_program(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.add(row(1) + row(2, **{"actor/loss": float("nan")}))
+    assert call(str(folder.path), "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    assert (found["status"], found["step"], found["steps"], found["checkpoint"]) == ("running", 2, 4, None)
+    assert found["metrics"]["critic/score/mean"] == 0.2
+    assert found["metrics"]["actor/loss"] is None
+    assert found["quiet_s"] < 60
+
+
 def test_once_before_anything_is_written(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     (folder.path / "run.json").unlink()
     assert call(str(folder.path), "--once") == 0
