@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlflow.commands.options import plan_of_file, stated_time
+from rlflow.commands.options import plan_of_file
+from rlflow.commands.options import stated_time as stated_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
