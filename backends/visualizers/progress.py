@@ -187,6 +187,8 @@ class Progress:
             cells: list[RenderableType] = [Text(f"step {self._step}{of}", "bold")]
             if self.total_steps:
                 cells.append(ProgressBar(self.total_steps, self._step, width=28))
+            if self._seconds:
+                cells.append(Text(f"{_exact(self._seconds[-1])} a step"))
             eta = self._eta()
             cells.append(Text(f"elapsed {elapsed}" + (f", left about {eta}" if eta else ""), "dim"))
             head.add_row(*cells)
@@ -208,8 +210,6 @@ class Progress:
             text.append(f"   {data['response_length/mean']:.1f} tokens per response")
         if "perf/throughput" in data:
             text.append(f"   {data['perf/throughput']:.0f} tokens/s")
-        if self._seconds:
-            text.append(f"   {duration(self._seconds[-1])} a step")
         return text
 
     def _flow(self) -> list[RenderableType]:
@@ -272,6 +272,11 @@ def _flow_words(data: Mapping[str, float], capacities: Mapping[str, int], record
 
 def _held_words(held: Mapping[str, float]) -> list[str]:
     return [f"held out {name} {value:.4f}" for name, value in sorted(held.items())]
+
+
+def _exact(seconds: float) -> str:
+    """As `duration`, with three digits where it is short: steps are compared."""
+    return f"{seconds:.3g} s" if 0.001 <= seconds < 60 else duration(seconds)
 
 
 def duration(seconds: float) -> str:
