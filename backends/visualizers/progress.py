@@ -189,10 +189,10 @@ class Progress:
                 cells.append(ProgressBar(self.total_steps, self._step, width=28))
             if self._seconds:
                 cells.append(Text(f"{_exact(self._seconds[-1])} a step"))
-            eta = self._eta()
-            cells.append(Text(f"elapsed {elapsed}" + (f", left about {eta}" if eta else ""), "dim"))
             head.add_row(*cells)
-            rows += [head, self._numbers(), *self._stage_bars(), *self._flow(), *self._footer()]
+            eta = self._eta()
+            times = Text(f"elapsed {elapsed}" + (f", left about {eta}" if eta else ""), "dim")
+            rows += [head, times, self._numbers(), *self._stage_bars(), *self._flow(), *self._footer()]
         if self.note:
             rows.append(Text(self.note, "yellow", no_wrap=True, overflow="ellipsis"))
         return Panel(Group(*rows), title=self.title, title_align="left", border_style="dim")
