@@ -10,7 +10,8 @@ from rlflow.backends.simulator.report import period_of
 from rlflow.backends.simulator.report_study import Mean, Study
 from rlflow.backends.simulator.report_text import study_lines, sweep_lines
 from rlflow.backends.simulator.run import Options, simulate
-from rlflow.backends.visualizers.trace import build_trace, validate_trace
+from rlflow.backends.visualizers.trace import build_trace
+from rlflow.backends.visualizers.trace_rules import validate_trace
 from rlflow.plan import Plan
 
 MakePlan = Callable[..., Plan]
