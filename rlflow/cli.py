@@ -18,6 +18,7 @@ import click
 
 from rlflow import __version__
 from rlflow.commands.diff import diff
+from rlflow.commands.doctor import doctor
 from rlflow.commands.emit import emit
 from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
@@ -218,7 +219,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, emit, explain, fmt, init, profile, simulate):
+for verb in (diff, doctor, emit, explain, fmt, init, profile, simulate):
     cli.add_command(verb)
 
 
