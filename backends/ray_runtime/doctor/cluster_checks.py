@@ -18,7 +18,9 @@ from rlflow.backends.ray_runtime.doctor.versions import release
 from rlflow.plan import Plan
 
 PROBE: Final = "rlflow.backends.ray_runtime.doctor.probe"
-_JOIN_S = 240.0
+_NO_TOKEN = "InvalidAuthToken"
+"""What Ray says when RAY_AUTH_MODE is not the same on both sides, or the token is another one."""
+_JOIN_S = 150.0
 """For the probe beside what it waits for: Ray itself gives up after some time."""
 CLOCK_S = (0.5, 5.0)
 """Clocks apart by so much: traces of hosts no longer line up; times in logs and files mislead."""
@@ -56,6 +58,8 @@ def ask(machine: Environment, address: str, wait_s: float, plan: Plan | None) ->
     wanted = needs(plan).resources if plan else {}
     ran = machine.run(PYTHON, "-m", PROBE, address, str(wait_s), json.dumps(wanted), seconds=wait_s + _JOIN_S)
     assert ran is not None
+    if _NO_TOKEN in ran.output:
+        return Cluster(error=f"it wants a token that this process does not have ({_NO_TOKEN})")
     lines = [line for line in ran.output.splitlines() if line.strip()]
     for line in reversed(lines):
         if line.startswith("{"):
@@ -69,6 +73,12 @@ def check_connection(cluster: Cluster | None, address: str) -> Found:
     if cluster is None:
         return not_applicable("no cluster is named: `--address`, or RAY_ADDRESS")
     wanted = "a Ray cluster that can be joined"
+    if _NO_TOKEN in cluster.error:
+        return problem(
+            f"no cluster at `{address}`: {cluster.error}",
+            wanted,
+            "`export RAY_AUTH_MODE=token` here, with RAY_AUTH_TOKEN as on the cluster's hosts",
+        )
     if cluster.error:
         return problem(
             f"no cluster at `{address}`: {cluster.error}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from rlflow.diagnostics.diagnostic import RunFailure
 
 ANSWER_S = 90.0
 """For all hosts to start a worker and answer."""
+_CONNECT_S = 5.0
 _PINGS = 5
 
 
@@ -27,6 +29,12 @@ def look(address: str, wait_s: float, wanted: dict[str, float]) -> dict[str, Any
     """Facts of the cluster; {"error": ...} when it cannot be joined. Waits until it is there and has what is wanted."""
     until = time.monotonic() + wait_s
     while True:
+        closed = _closed(address)
+        if closed:
+            if time.monotonic() > until:
+                return {"error": closed}
+            time.sleep(2)
+            continue
         try:
             with ray_session(address, 1, lambda phase: None):
                 while not _has(ray.cluster_resources(), wanted) and time.monotonic() < until:
@@ -36,6 +44,18 @@ def look(address: str, wait_s: float, wanted: dict[str, float]) -> dict[str, Any
             if time.monotonic() > until:
                 return {"error": "; ".join(failure.notes) or failure.message}
             time.sleep(2)
+
+
+def _closed(address: str) -> str:
+    """Why nothing listens at an address of host and port; "" when something does. Ray takes minutes to say so."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return ""  # such as `auto`
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        return f"nothing listens there ({getattr(error, 'strerror', None) or error})"
+    return ""
 
 
 def _has(resources: dict[str, float], wanted: dict[str, float]) -> bool:

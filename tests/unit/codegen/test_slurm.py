@@ -17,6 +17,7 @@ from rlflow.diagnostics import RunFailure
 
 RECORD = 'echo "$(basename "$0") $*" >> "$CALLS"\n'
 STAND_INS = {
+    "getent": 'echo "127.0.1.1 STREAM n0"; echo "10.0.0.1 STREAM"; echo "10.0.0.1 DGRAM"',
     "scontrol": 'printf "%s\\n" $FAKE_HOSTS',
     "srun": RECORD + 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "ray": 'trap "echo ray-ended >> $CALLS; exit" TERM\n' + RECORD + "while :; do sleep 0.1; done",
@@ -69,11 +70,11 @@ def test_ray_on_all_hosts_then_the_run_then_nothing(slurm: Any) -> None:
     assert ended(start()) == 0
     lines = calls.read_text("utf-8").splitlines()
     options = '--num-cpus=192 --resources={"NPU": 8} --disable-usage-stats --block'
-    assert f"ray start --head --port=24711 --include-dashboard=false {options}" in lines
-    assert f"ray start --address=n0:24711 {options}" in lines
+    assert f"ray start --head --node-ip-address=10.0.0.1 --port=24711 --include-dashboard=false {options}" in lines
+    assert f"ray start --address=10.0.0.1:24711 {options}" in lines
     (srun,) = (line for line in lines if line.startswith("srun"))
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --exclude=n0 --gres=npu:8 ray start" in srun
-    assert "rlflow doctor job/plan.json --address n0:24711 --wait 300" in lines
+    assert "rlflow doctor job/plan.json --address 10.0.0.1:24711 --wait 300" in lines
     assert f"rlflow run plan.json --run-dir {folder}/runs/grpo --plain" in lines
     assert lines[-2:] == ["ray-ended", "ray-ended"]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,8 @@ def test_a_cluster_that_is_well(found: Any) -> None:
         (Ran(0, '{"error": "ConnectionError: nobody at 10.0.0.1"}\n'), "nobody at 10.0.0.1"),
         (Ran(-6, "C++ stack\nCheck failed: GCS is gone\n"), "GCS is gone"),
         (Ran(1, ""), "ended with code 1"),
-        (Ran(-1, ""), "no answer within 240 s"),
+        (Ran(0, 'gcs: Unauthenticated: InvalidAuthToken: missing\n{"error": "ConnectionError"}\n'), "it wants a token"),
+        (Ran(-1, ""), "no answer within 150 s"),
         (Ran(0, '{"nodes": 3}\n'), "asking it failed: ValidationError"),
     ],
 )
@@ -206,6 +209,21 @@ def test_a_real_cluster(ray_cluster: Any, plan_for: Any, monkeypatch: pytest.Mon
     assert findings["plan-resources"].found == "the cluster has 0 NPU"
     assert ray_cluster.cluster_resources()["CPU"] == 4
     assert sys.modules.get("ray") is ray_cluster
+
+
+def test_an_address_where_nothing_is(plan_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once: Ray itself would try for minutes."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        started = time.monotonic()
+        findings = {f.check: f for f in examine(ThisMachine(variables=dict(os.environ)), plan_for(8), address)}
+    assert findings["cluster"].status == "problem"
+    assert "nothing listens there" in findings["cluster"].found
+    assert findings["plan-resources"].status == "not applicable"
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.ray
