@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,8 @@ LIMIT_BYTES: Final = 500 * 2**20
 """Ray refuses working directories from 512 MiB on."""
 _SKIPPED: Final = frozenset({".git", "__pycache__", ".venv", "venv", ".ipynb_checkpoints"})
 _LARGEST = 5
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+"""What a run looks for on the Hugging Face hub when there is no such folder."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,10 @@ def collect(plan: Plan, base_dir: Path, include: tuple[Path, ...] = ()) -> Bundl
                 elsewhere.append(path)
             elif (base_dir / path).is_dir():
                 found |= dict.fromkeys(_below(_normal(base_dir / path)))
-            else:
+            elif _HUB_NAME.fullmatch(path):
                 hub.append(path)
+            else:
+                raise _missing(base_dir, path, f"model `{model.name}`")
     found |= dict.fromkeys(_imported(base_dir, [path for path in found if path.suffix == ".py"]))
     for extra in include:
         file = _there(base_dir, str(extra), "--include")
@@ -77,13 +82,17 @@ def _normal(path: Path) -> Path:
 def _there(base_dir: Path, path: str, who: str) -> Path:
     file = _normal(base_dir / path)
     if not file.exists():
-        raise RunFailure(
-            "RLF1012",
-            f"{who} names `{path}`, which is not there to be shipped",
-            notes=(f"looked at `{file}`",),
-            help=("make it first, or name an absolute path that every host of the run sees",),
-        )
+        raise _missing(base_dir, path, who)
     return file
+
+
+def _missing(base_dir: Path, path: str, who: str) -> RunFailure:
+    return RunFailure(
+        "RLF1012",
+        f"{who} names `{path}`, which is not there to be shipped",
+        notes=(f"looked at `{_normal(base_dir / path)}`",),
+        help=("make it first, or name an absolute path that every host of the run sees",),
+    )
 
 
 def _below(folder: Path) -> Iterator[Path]:

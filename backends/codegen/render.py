@@ -144,7 +144,8 @@ def _slurm(common: dict[str, Any], bundle: Bundle, shipped: Files) -> Files:
         "run_dir": settings.run_dir,
         "default_dir": f"$SLURM_SUBMIT_DIR/runs/{common['name']}",
         "group": fullest,
-        "cpus": max(group.ray_cpus for group in groups),
+        "cpus": max((group.cpus or 0) for group in groups) if all(group.cpus for group in groups) else None,
+        "processes": max(group.processes for group in groups),
         "gres": settings.device_resource or _GRES.get(fullest.kind, ""),
     }
     return {

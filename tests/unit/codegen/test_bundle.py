@@ -84,6 +84,20 @@ def test_absolute_paths_and_hub_names_are_listed(project: Any, emitted: Any, tmp
     assert "- `Qwen/Qwen3-8B`" in readme
 
 
+def test_a_model_folder_beside_the_flow(project: Any, emitted: Any) -> None:
+    """Shipped when it is there; a path that is none of a hub's names must be there."""
+    path = project()
+    model = 'tiny(qwen3, alphabet = "0123456789+=", context = 32 tokens)'
+    text = path.read_text("utf-8").replace("tp = 2, pp = 2", "tp = 2")
+    path.write_text(text.replace(model, 'hf("../models/policy")'), "utf-8")
+    with pytest.raises(RunFailure, match=r"`actor` names `\.\./models/policy`, which is not there") as caught:
+        emitted(path, "ray-job")
+    assert caught.value.code == "RLF1012"
+    Path("models/policy").mkdir(parents=True)
+    Path("models/policy/config.json").write_text("{}", "utf-8")
+    assert "models/policy/config.json" in shipped(emitted(path, "ray-job"))
+
+
 def test_data_that_went_away_since_is_named(project: Any) -> None:
     path = project()
     checked = driver.check(path)

@@ -73,7 +73,7 @@ def test_ray_on_all_hosts_then_the_run_then_nothing(slurm: Any) -> None:
     assert f"ray start --head --node-ip-address=10.0.0.1 --port=24711 --include-dashboard=false {options}" in lines
     assert f"ray start --address=10.0.0.1:24711 {options}" in lines
     (srun,) = (line for line in lines if line.startswith("srun"))
-    assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --exclude=n0 --gres=npu:8 ray start" in srun
+    assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --cpu-bind=none --exclude=n0 --gres=npu:8 ray start" in srun
     assert "rlflow doctor job/plan.json --address 10.0.0.1:24711 --wait 300" in lines
     assert f"rlflow run plan.json --run-dir {folder}/runs/grpo --plain" in lines
     assert lines[-2:] == ["ray-ended", "ray-ended"]
@@ -140,6 +140,15 @@ def test_directives(project: Any, emitted: Any) -> None:
     cpu = emitted(project(None), "slurm")["job.sbatch"].decode()
     assert "--gres" not in cpu
     assert "NPU" not in cpu
+
+
+def test_cpus_that_the_cluster_does_not_state(project: Any, emitted: Any) -> None:
+    path = project()
+    path.write_text(path.read_text("utf-8").replace(" { memory = 1.5 TiB, cpus = 192 }", ""), "utf-8")
+    text = emitted(path, "slurm")["job.sbatch"].decode()
+    assert "--cpus-per-task" not in text
+    assert "cpus=$(nproc)" in text
+    assert "if ((cpus < 12)); then" in text, "8 ranks, and workers of the reward"
 
 
 def test_hosts_of_two_types(project: Any, emitted: Any) -> None:
