@@ -17,6 +17,8 @@ import click
 
 from rlflow import __version__
 from rlflow.commands.diff import diff
+from rlflow.commands.doctor import doctor
+from rlflow.commands.emit import emit
 from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
 from rlflow.commands.graph import graph
@@ -164,7 +166,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, explain, fmt, graph, init, profile, simulate, trace, watch):
+for verb in (diff, doctor, emit, explain, fmt, graph, init, profile, simulate, trace, watch):
     cli.add_command(verb)
 
 

@@ -64,6 +64,11 @@ CODES: Final[dict[str, str]] = {
     "RLF4005": "not-a-profile",
     "RLF4006": "foreign-profile",
     "RLF4007": "not-in-profile",
+    "RLF4008": "unknown-target",
+    "RLF4009": "not-overwritten",
+    "RLF4010": "wrong-launch-option",
+    "RLF4011": "too-large-to-ship",
+    "RLF4012": "mixed-hosts",
     # 5xxx runtime
     "RLF5001": "model-without-weights",
     "RLF5002": "bad-data-row",

@@ -62,5 +62,7 @@ def test_wheel_holds_the_modules_of_the_tree(tmp_path: Path) -> None:
         names = set(archive.namelist())
     assert {name for name in names if name.endswith(".py")} == modules_of_the_tree()
     assert "rlflow/py.typed" in names
+    templates = (ROOT / "backends" / "codegen" / "templates").rglob("*.j2")
+    assert {f"rlflow/{file.relative_to(ROOT)}" for file in templates} <= names
     grammars = {f"rlflow/grammar/{file.name}" for file in (ROOT / "grammar").glob("*.lark")}
     assert grammars <= names
