@@ -22,6 +22,7 @@ from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
 from rlflow.commands.init import init
 from rlflow.commands.profile import profile
+from rlflow.commands.report import report
 from rlflow.commands.simulate import simulate
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
@@ -217,7 +218,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, explain, fmt, init, profile, simulate):
+for verb in (diff, explain, fmt, init, profile, report, simulate):
     cli.add_command(verb)
 
 

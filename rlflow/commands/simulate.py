@@ -80,7 +80,7 @@ def simulate(
     from rlflow.driver import Options
 
     gc.enable()  # long simulations make cycles
-    times = dict(_stated(text) for text in stated)
+    times = dict(stated_time(text) for text in stated)
     options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
         raise click.UsageError(
@@ -190,7 +190,7 @@ def _values(text: str) -> list[str]:
     return [value.strip() for value in found]
 
 
-def _stated(text: str) -> tuple[str, float]:
+def stated_time(text: str) -> tuple[str, float]:
     name, _, number = text.rpartition("=")
     try:
         value = float(number)
