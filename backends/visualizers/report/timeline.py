@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from rlflow.backends.visualizers.report.subject import Event, Ran, Simulated
@@ -133,7 +134,8 @@ def simulated_track(plan: Plan, simulated: Simulated, labels: Labels) -> dict[st
 
 
 def measured_track(plan: Plan, ran: Ran, labels: Labels) -> dict[str, Any]:
-    """The track of a run: one row a rank. Time 0 is the start of its first event that is shown."""
+    """The track of a run: one row a rank. Time 0 is the start of its first event that is shown. A step ends with its
+    last event, but not before the step before it."""
     events = sorted(ran.events, key=lambda event: (event["start_us"], -event["duration_us"]))
     shown, note = _last_steps(events)
     first = min((event["start_us"] for event in shown), default=0)
@@ -146,7 +148,8 @@ def measured_track(plan: Plan, ran: Ran, labels: Labels) -> dict[str, Any]:
             ends[event["step"]] = max(ends[event["step"]], round(event["start_us"] + event["duration_us"]))
     last = max((start + length for start, length in zip(track.start, track.length, strict=True)), default=0)
     busy = _busy(moved, {})
-    packed = _packed(plan, "measured", track, list(ends.values()), numbers[0] if numbers else 1, busy, last)
+    in_order = list(accumulate(ends.values(), max))
+    packed = _packed(plan, "measured", track, in_order, numbers[0] if numbers else 1, busy, last)
     return packed | {"warm_up": 0, "note": note}
 
 
