@@ -296,6 +296,16 @@ def test_words_can_be_read_on_their_ground(opened):
 
 def test_it_prints(opened):
     browser = opened("async")
+    browser.call(
+        "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
+    browser.frame()
+    assert browser.value("getComputedStyle(document.querySelector('.card')).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.value("getComputedStyle(document.querySelector('.effects')).display") == "block"
+    assert browser.value("getComputedStyle(document.querySelector('nav')).display") == "none"
+    corner = "[...rlflowReport.gantt.canvas.getContext('2d').getImageData(3, 60, 1, 1).data].slice(0, 3).join(', ')"
+    assert browser.value(corner) == "255, 255, 255"
+    browser.call("Emulation.setEmulatedMedia", media="")
     printed = browser.pdf()
     assert printed.startswith(b"%PDF")
     assert printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ") >= 3

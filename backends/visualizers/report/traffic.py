@@ -46,7 +46,11 @@ def _matrix(reshard: Reshard) -> Matrix:
             where = f"inside {start}" if start == end else f"{start} to {end}"
             cells.append(Cell(size(count) if count else "", count / most if most else 0.0, f"{where}: {size(count)}"))
         rows.append((start, tuple(cells)))
-    how = "all-to-all of experts" if reshard.all_to_all else f"{reshard.rounds} rounds of {size(reshard.bucket_bytes)}"
+    how = (
+        "all-to-all of experts"
+        if reshard.all_to_all
+        else f"{reshard.rounds} round{'s' * (reshard.rounds != 1)} of {size(reshard.bucket_bytes)}"
+    )
     words = (
         f"{size(reshard.received)} received, the least possible; {size(reshard.local)} already there; busiest device "
         f"{size(reshard.busiest)} in, {size(reshard.sent)} out; {how}"

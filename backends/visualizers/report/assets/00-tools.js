@@ -108,7 +108,7 @@ byId("theme").addEventListener("click", () => {
   byId("theme").setAttribute("aria-label", `colours: ${next === "system" ? "as the system" : next}`);
   recolour();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", recolour);
 
 function recolour() {
   readTheme();

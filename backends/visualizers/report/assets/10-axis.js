@@ -41,11 +41,14 @@ const axis = {
     this.pending = true;
     requestAnimationFrame(() => {
       this.pending = false;
-      const began = performance.now();
-      for (const chart of this.charts) chart.draw();
-      this.frames.push(performance.now() - began);
-      if (this.frames.length > 600) this.frames.shift();
+      this.drawNow();
     });
+  },
+  drawNow() {
+    const began = performance.now();
+    for (const chart of this.charts) chart.draw();
+    this.frames.push(performance.now() - began);
+    if (this.frames.length > 600) this.frames.shift();
   },
   // Times at which to write marks: about one for every 110 pixels, at round numbers.
   ticks() {

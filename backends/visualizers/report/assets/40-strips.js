@@ -141,7 +141,7 @@ class Memory extends Strip {
   names(pen) {
     this.level(pen, this.y(this.memory.capacity), `capacity ${bytes(this.memory.capacity)}`, theme.bad);
     pen.fillStyle = theme.soft;
-    pen.fillText(fitted(pen, `peak ${bytes(this.memory.peak)}`, axis.left - 14), 8, Math.max(this.y(this.memory.peak), this.y(this.memory.capacity) + 17));
+    pen.fillText(fitted(pen, `peak ${bytes(this.memory.peak)}`, axis.left - 14), 8, Math.min(Math.max(this.y(this.memory.peak), this.y(this.memory.capacity) + 17), this.height - 25));
     pen.fillText("0", 8, this.height - 9);
   }
 

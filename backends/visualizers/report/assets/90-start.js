@@ -68,9 +68,8 @@ if (gantt.canvas) {
   byId("zoom-out").addEventListener("click", () => axis.zoom(1 / 0.6, around()));
   byId("zoom-fit").addEventListener("click", () => axis.fit());
   byId("zoom-step").addEventListener("click", oneStep);
-  themed.push(() => axis.draw());
+  themed.push(() => axis.drawNow());
   new ResizeObserver(() => axis.draw()).observe(gantt.canvas);
-  window.addEventListener("beforeprint", () => axis.draw());
   axis.fit();
   // A step or three to begin with: of many, single bars would not be seen.
   const steps = stepsOf(tracks[0]);
