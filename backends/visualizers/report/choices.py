@@ -8,6 +8,7 @@ from rlflow.amounts import seconds
 from rlflow.backends.visualizers.report.timeline import span_key
 from rlflow.backends.visualizers.words import describe_span
 from rlflow.plan import Plan
+from rlflow.plan_parts import SpanRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Row:
     chosen: str
     runner_up: str
     loss: str
+    why: str
     place: str
     key: str
 
@@ -27,20 +29,19 @@ def choice_rows(plan: Plan) -> list[Row]:
     """What the compiler chose, stages that passes put in, and what the schedule pins."""
     rows = []
     for choice in plan.choices:
-        loss = f"+{seconds(choice.loss_us)} a step" if choice.loss_us else ""
-        why = "; ".join(part for part in (loss, choice.reason) if part)
+        loss = f"{'+' if choice.loss_us > 0 else '-'}{seconds(abs(choice.loss_us))} a step" if choice.loss_us else ""
         runner_up = choice.runner_up or "none that is legal and fits"
-        place = describe_span(choice.span)
-        rows.append(Row("compiler", choice.what, choice.chosen, runner_up, why, place, span_key(choice.span)))
+        rows.append(_row("compiler", choice.what, choice.chosen, choice.span, runner_up, loss, choice.reason))
     for stage in plan.stages:
         because = stage.because
         if because.inserted_by:
-            place = describe_span(because.span)
-            rows.append(
-                Row(because.inserted_by, "stage put in", stage.id, "", because.reason, place, span_key(because.span))
-            )
-    pins = [Row("schedule", "pinned", p.what, "", "", describe_span(p.span), span_key(p.span)) for p in plan.pinned]
+            rows.append(_row(because.inserted_by, "stage put in", stage.id, because.span, why=because.reason))
+    pins = [_row("schedule", "pinned", pinned.what, pinned.span) for pinned in plan.pinned]
     return rows + pins
+
+
+def _row(by: str, what: str, chosen: str, span: SpanRef, runner_up: str = "", loss: str = "", why: str = "") -> Row:
+    return Row(by, what, chosen, runner_up, loss, why, describe_span(span), span_key(span))
 
 
 def search_lines(plan: Plan) -> list[str]:

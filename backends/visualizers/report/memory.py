@@ -9,7 +9,8 @@ from rlflow.plan import Plan
 
 
 def memory_of(plan: Plan) -> list[dict[str, Any]]:
-    """Pools of the plan's memory table. Objects of a phase: (name, bytes, kind), the largest first.
+    """Pools of the plan's memory table. Objects of a phase: (name, bytes, kind), in the order of the kinds, so that
+    layers keep their place from phase to phase.
 
     Where a simulation gives the times the page lays phases along them; between two phases it shows what is in both, at
     the smaller of its sizes, since the table has no entry for that time.
@@ -28,7 +29,10 @@ def memory_of(plan: Plan) -> list[dict[str, Any]]:
                     "us": phase.us,
                     "bytes": phase.bytes,
                     "host_bytes": phase.host_bytes,
-                    "objects": [[name, count, object_kind(name)] for name, count in phase.contents if count],
+                    "objects": sorted(
+                        ([name, count, object_kind(name)] for name, count in phase.contents if count),
+                        key=lambda part: part[2],
+                    ),
                 }
                 for phase in memory.phases
             ],

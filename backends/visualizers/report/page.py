@@ -21,12 +21,13 @@ from rlflow.backends.visualizers.palette import GREY
 from rlflow.backends.visualizers.report.choices import choice_rows, limit_lines, search_lines
 from rlflow.backends.visualizers.report.colours import FILLS, OBJECTS, fills
 from rlflow.backends.visualizers.report.facts import difference, facts_of
+from rlflow.backends.visualizers.report.flows import measured_ages, measured_queues, simulated_ages, simulated_queues
 from rlflow.backends.visualizers.report.measured import compared, curves_of
 from rlflow.backends.visualizers.report.memory import memory_of
 from rlflow.backends.visualizers.report.placement import households, placement_of
 from rlflow.backends.visualizers.report.program import diagnostic_words, effects_of, listings
 from rlflow.backends.visualizers.report.subject import Subject
-from rlflow.backends.visualizers.report.timeline import Labels, measured_track, simulated_track
+from rlflow.backends.visualizers.report.timeline import Labels, last_steps, measured_track, simulated_track
 from rlflow.backends.visualizers.report.traffic import matrices
 
 _HERE = Path(__file__).parent
@@ -126,37 +127,31 @@ def _data(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _subject_data(subject: Subject) -> dict[str, Any]:
-    labels = Labels(subject.plan)
-    tracks = []
-    if subject.simulated is not None:
-        tracks.append(simulated_track(subject.plan, subject.simulated, labels))
-    if subject.ran is not None and subject.ran.events:
-        tracks.append(measured_track(subject.plan, subject.ran, labels))
-    simulated = subject.simulated
+    plan, simulated, ran = subject.plan, subject.simulated, subject.ran
+    labels = Labels(plan)
+    tracks, queues, ages = [], [], []
+    if simulated is not None:
+        tracks.append(simulated_track(plan, simulated, labels))
+        queues += simulated_queues(plan, simulated)
+        ages += simulated_ages(simulated)
+    if ran is not None and ran.events:
+        shown, note = last_steps(ran.events)
+        first = min(event["start_us"] for event in shown)
+        tracks.append(measured_track(plan, shown, labels) | {"note": note})
+        queues += measured_queues(plan, shown, first)
+        ages += measured_ages(plan, shown, labels)
     return {
         "name": subject.name,
         "short": PurePosixPath(subject.name).name,
         "tracks": tracks,
         "labels": labels.rows,
-        "pools": [{"name": pool.name, "device": pool.device, "size": len(pool.ranks)} for pool in subject.plan.pools],
-        "memory": memory_of(subject.plan),
-        "hosts": placement_of(subject.plan),
-        "queues": [
-            {
-                "id": queue.id,
-                "capacity": queue.capacity,
-                "points": [[round(time), depth] for time, depth in simulated.depths[queue.id]],
-            }
-            for queue in subject.plan.queues
-            if simulated is not None and queue.id in simulated.depths
-        ],
-        "ages": [
-            {"stage": stage, "promised": simulated.promised.get(stage), "steps": [[step + 1, sorted(ages.items())]
-             for step, ages in sorted(by_step.items())]}
-            for stage, by_step in simulated.ages.items()
-        ] if simulated is not None else [],
+        "pools": [{"name": pool.name, "device": pool.device, "size": len(pool.ranks)} for pool in plan.pools],
+        "memory": memory_of(plan),
+        "hosts": placement_of(plan),
+        "queues": queues,
+        "ages": ages,
         "curves": curves_of(subject),
-    }  # fmt: skip
+    }
 
 
 def _time(us: float | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
-from rlflow.backends.visualizers.report.subject import Event, Ran, Simulated
+from rlflow.backends.visualizers.report.subject import Event, Simulated
 from rlflow.backends.visualizers.words import describe_instruction, describe_span
 from rlflow.ir.ops import Generate
 from rlflow.plan import Instruction, Plan
@@ -51,12 +51,12 @@ class Labels:
         self._stages = {stage.id: stage for stage in plan.stages}
         self._cycle = frozenset() if plan.cadence is None else frozenset(plan.cadence.cycle)
         self._phases: dict[str, str] = {}
-        self._found: dict[str, Instruction] = {}
+        self._found: dict[tuple[str, str], Instruction] = {}
         for program in plan.programs:
             lists = [("", program.step), *((e.name, e.instructions) for e in program.evaluations)]
             for phase, instructions in lists:
                 for instruction in instructions:
-                    self._found.setdefault(instruction.id, instruction)
+                    self._found.setdefault((program.pool, instruction.id), instruction)
                     if phase:
                         self._phases[instruction.id] = phase
         self._numbers: dict[tuple[str, str], int] = {}
@@ -80,7 +80,7 @@ class Labels:
 
     def _row(self, event: Event) -> dict[str, Any]:
         kind, stage = str(event["kind"]), str(event.get("stage") or "")
-        instruction = self._found.get(str(event["instruction"]))
+        instruction = self._found.get((str(event["pool"]), str(event["instruction"])))
         words = f"{kind} {stage}".strip() if instruction is None else describe_instruction(instruction)
         span = self._stages[stage].because.span if stage in self._stages else None
         if instruction is not None:
@@ -133,13 +133,11 @@ def simulated_track(plan: Plan, simulated: Simulated, labels: Labels) -> dict[st
     }
 
 
-def measured_track(plan: Plan, ran: Ran, labels: Labels) -> dict[str, Any]:
-    """The track of a run: one row a rank. Time 0 is the start of its first event that is shown. A step ends with its
-    last event, but not before the step before it."""
-    events = sorted(ran.events, key=lambda event: (event["start_us"], -event["duration_us"]))
-    shown, note = _last_steps(events)
-    first = min((event["start_us"] for event in shown), default=0)
-    moved = [{**event, "start_us": event["start_us"] - first} for event in shown]
+def measured_track(plan: Plan, events: Sequence[Event], labels: Labels) -> dict[str, Any]:
+    """The track of a run: one row a rank. Time 0 is the start of the first event. A step ends with its last event, but
+    not before the step before it."""
+    first = min((event["start_us"] for event in events), default=0)
+    moved = [{**event, "start_us": event["start_us"] - first} for event in events]
     track = _columns(moved, labels)
     numbers = sorted({int(event["step"]) for event in moved if int(event["step"]) > 0})
     ends = {step: 0 for step in numbers}
@@ -150,10 +148,10 @@ def measured_track(plan: Plan, ran: Ran, labels: Labels) -> dict[str, Any]:
     busy = _busy(moved, {})
     in_order = list(accumulate(ends.values(), max))
     packed = _packed(plan, "measured", track, in_order, numbers[0] if numbers else 1, busy, last)
-    return packed | {"warm_up": 0, "note": note}
+    return packed | {"warm_up": 0, "note": ""}
 
 
-def _last_steps(events: Sequence[Event]) -> tuple[Sequence[Event], str]:
+def last_steps(events: Sequence[Event]) -> tuple[Sequence[Event], str]:
     """As many of the last steps as MAX_EVENTS allow, and what is left out in words."""
     if len(events) <= MAX_EVENTS:
         return events, ""

@@ -62,10 +62,25 @@ def test_decisions_name_the_runner_up_and_why_it_lost():
     rows = choice_rows(plan)
     (choice,) = [row for row in rows if row.by == "compiler"]
     assert (choice.chosen, choice.runner_up) == ("recompute full, zero 1", "recompute none, zero 1")
-    assert choice.loss.startswith("does not fit:")
+    assert choice.why.startswith("does not fit:")
     assert [row.by for row in rows] == sorted(
         (row.by for row in rows), key=("compiler insert-old-logprobs schedule".split()).index
     )
+
+
+def test_a_runner_up_that_is_faster_has_a_loss_below_zero():
+    plan = driver.compile("examples/pangu_ultra_moe.rlflow")
+    (choice,) = plan.choices
+    for us, words in ((-43_800, "-43.8 ms a step"), (4_050_000, "+4.05 s a step"), (0, "")):
+        (row, *_) = choice_rows(plan.model_copy(update={"choices": (choice.model_copy(update={"loss_us": us}),)}))
+        assert row.loss == words
+
+
+def test_without_nodes_the_matrix_is_of_pools():
+    plan = driver.compile("examples/pangu_ultra_moe.rlflow")
+    (reshard,) = plan.reshards
+    (matrix,) = matrices(plan.model_copy(update={"reshards": (reshard.model_copy(update={"traffic": ()}),)}))
+    assert (matrix.what, matrix.columns) == ("pool", ("learner", "rollout"))
 
 
 def test_the_traffic_matrix_holds_all_that_is_received():

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import driver
-from rlflow.backends.visualizers.report import timeline
-from rlflow.backends.visualizers.report.subject import Ran
+from rlflow.backends.visualizers.report import flows, timeline
 from rlflow.backends.visualizers.report.timeline import Labels, measured_track
 from rlflow.plan import Plan
 from rlflow.reports import Simulation, gather
@@ -28,7 +27,7 @@ def event(start: float, length: float, **more: Any) -> dict[str, Any]:
 
 
 def measured(plan: Plan, events: list[dict[str, Any]]) -> dict[str, Any]:
-    return measured_track(plan, Ran("run", {}, [], events), Labels(plan))
+    return measured_track(plan, events, Labels(plan))
 
 
 def bars(track: dict[str, Any]) -> list[tuple[int, int, int]]:
@@ -83,9 +82,9 @@ def test_steps_end_with_their_last_event_and_evaluations_are_none(plan):
 
 def test_of_a_long_run_the_last_steps_are_shown(plan, monkeypatch):
     monkeypatch.setattr(timeline, "MAX_EVENTS", 25)
-    track = measured(plan, [event(100 * step + n, 1, step=step) for step in range(1, 9) for n in range(10)])
-    assert sorted(set(track["step"])) == [7, 8]
-    assert track["note"] == "80 events were recorded; shown are the 20 of steps 7 to 8"
+    shown, note = timeline.last_steps([event(100 * step + n, 1, step=step) for step in range(1, 9) for n in range(10)])
+    assert sorted({event["step"] for event in shown}) == [7, 8]
+    assert note == "80 events were recorded; shown are the 20 of steps 7 to 8"
 
 
 def test_versions_and_ages_of_the_simulation(plan):
@@ -123,3 +122,30 @@ def test_the_memory_table_knows_the_phases_of_the_bars(plan):
     phases = {phase.stage for memory in subject.plan.memory for phase in memory.phases}
     assert phases == {row["memory"] for row in labels.rows} & phases
     assert "reshard actor" in phases
+
+
+def test_queues_and_ages_of_a_run(plan):
+    events = []
+    for step in (1, 2):
+        put = {
+            "instruction": "put:samples->learner",
+            "kind": "put",
+            "stage": "samples",
+            "pool": "rollout",
+            "step": step,
+        }
+        take = {"instruction": "take:samples", "kind": "take", "stage": "samples", "step": step}
+        sample = {"instruction": "run:samples", "stage": "samples", "pool": "rollout", "step": step, "version": 0}
+        events += [event(1000 + 100 * step, 10, **sample), event(1010 + 100 * step, 5, rank=1, **sample)]
+        events += [event(1020 + 100 * step, 5, **put), event(1030 + 100 * step, 10, rank=1, **put)]
+        events += [event(1000 + 150 * step, 20, **take)]
+    (queue,) = flows.measured_queues(plan, events, 1000)
+    assert (queue["id"], queue["capacity"]) == ("samples->learner", 2)
+    assert queue["points"] == [(0, 0), (140, 1), (170, 0), (240, 1), (320, 0)]
+    (ages,) = flows.measured_ages(plan, events, Labels(plan))
+    assert (ages["promised"], ages["steps"]) == (1, [[1, [(0, 2)]], [2, [(1, 2)]]])
+
+
+def test_a_queue_of_a_torn_run_is_left_out(plan):
+    take = event(5, 5, instruction="take:samples", kind="take", stage="samples")
+    assert flows.measured_queues(plan, [take], 0) == []

@@ -77,7 +77,7 @@ function setLast() {
 }
 
 function agesOf(subject, label, step) {
-  const found = subject.ages.find((entry) => entry.stage === label.stage);
+  const found = subject.ages.find((entry) => entry.stage === label.stage && entry.track === "simulated");
   const own = found && found.steps.find(([at]) => at === step);
   if (!own) return "";
   const total = own[1].reduce((sum, [, count]) => sum + count, 0);

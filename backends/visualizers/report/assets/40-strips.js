@@ -157,8 +157,7 @@ class Memory extends Strip {
 
 class Depth extends Strip {
   constructor(track, queue) {
-    const name = data.subjects.length > 1 ? `${track.subject.short}: ` : "";
-    super(`${name}batches in queue ${queue.id}`, 62, `It holds ${queue.capacity}.`);
+    super(`${whose(track)}batches in queue ${queue.id}`, 62, `It holds ${queue.capacity}.`);
     this.queue = queue;
     this.track = track;
     this.times = Float64Array.from(queue.points, ([time]) => time);
@@ -185,9 +184,10 @@ class Depth extends Strip {
     const zero = this.y(0);
     pen.beginPath();
     pen.moveTo(axis.left, zero);
-    for (let n = Math.max(0, this.at(axis.from)); n < points.length && points[n][0] <= axis.to; n += 1) {
-      const x = Math.max(axis.x(points[n][0]), axis.left);
-      const next = n + 1 < points.length ? axis.x(points[n + 1][0]) : axis.x(this.track.last);
+    const { offset, last } = this.track;
+    for (let n = Math.max(0, this.at(axis.from - offset)); n < points.length && points[n][0] + offset <= axis.to; n += 1) {
+      const x = Math.max(axis.x(points[n][0] + offset), axis.left);
+      const next = axis.x(offset + (n + 1 < points.length ? points[n + 1][0] : last));
       pen.lineTo(x, this.y(points[n][1]));
       pen.lineTo(Math.min(next, axis.width), this.y(points[n][1]));
     }
@@ -208,7 +208,7 @@ class Depth extends Strip {
   }
 
   describe(time) {
-    const n = this.at(time);
+    const n = this.at(time - this.track.offset);
     return n < 0 ? "" : `${this.queue.id}: ${this.queue.points[n][1]} of ${this.queue.capacity} batches`;
   }
 }
@@ -217,9 +217,8 @@ class Depth extends Strip {
 
 class Ages extends Strip {
   constructor(track, entry) {
-    const name = data.subjects.length > 1 ? `${track.subject.short}: ` : "";
     const bound = entry.promised === null ? "no bound is promised" : `at most ${entry.promised} is promised`;
-    super(`${name}age of the samples of ${entry.stage}, in steps; ${bound}`, 74, "Share of the samples of a step by age.");
+    super(`${whose(track)}age of the samples of ${entry.stage}, in steps; ${bound}`, 74, "Share of the samples of a step by age.");
     this.track = track;
     this.steps = new Map(entry.steps);
     this.bound = entry.promised;
@@ -228,8 +227,8 @@ class Ages extends Strip {
 
   fill(pen) {
     for (const { step, from, to } of stepsOf(this.track)) {
-      const x = Math.max(axis.x(from), axis.left);
-      const room = axis.x(to) - x;
+      const x = Math.max(axis.x(from + this.track.offset), axis.left);
+      const room = axis.x(to + this.track.offset) - x;
       const ages = this.steps.get(step);
       if (!ages || room <= 0 || x > axis.width) continue;
       const total = ages.reduce((sum, [, count]) => sum + count, 0);
@@ -253,10 +252,11 @@ class Ages extends Strip {
   }
 
   describe(time) {
-    const own = stepsOf(this.track).find((step) => step.from <= time && time <= step.to);
+    const own = stepsOf(this.track).find((step) => step.from <= time - this.track.offset && time - this.track.offset <= step.to);
     const ages = own && this.steps.get(own.step);
     if (!ages) return "";
-    return [`step ${own.step} trains on`, ...ages.map(([age, count]) => `age ${age}: ${number(count)} samples`)].join("\n");
+    const what = this.track.kind === "simulated" ? "samples" : "ranks that generated";
+    return [`step ${own.step} trains on`, ...ages.map(([age, count]) => `age ${age}: ${number(count)} ${what}`)].join("\n");
   }
 }
 
@@ -264,9 +264,15 @@ function makeStrips() {
   for (const subject of data.subjects) {
     const own = tracks.filter((track) => track.subject === subject);
     if (!own.length) continue;
-    const track = own[0];
-    for (const memory of subject.memory) if (residents(track, memory).length) new Memory(track, memory);
-    for (const queue of subject.queues) new Depth(track, queue);
-    for (const entry of subject.ages) new Ages(track, entry);
+    const named = (kind) => own.find((track) => track.kind === kind);
+    for (const memory of subject.memory) if (residents(own[0], memory).length) new Memory(own[0], memory);
+    for (const queue of subject.queues) new Depth(named(queue.track), queue);
+    for (const entry of subject.ages) new Ages(named(entry.track), entry);
   }
+}
+
+// What to write before the words of a strip, where there are several tracks to tell apart.
+function whose(track) {
+  const several = tracks.filter((own) => own.subject === track.subject).length > 1;
+  return (data.subjects.length > 1 ? `${track.subject.short}: ` : "") + (several ? `${track.kind} ` : "");
 }
