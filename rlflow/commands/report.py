@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +74,8 @@ def report(
     _write(paths, options, simulation, output, FOLLOW_S if running else 0)
     click.echo(f"wrote {output}", err=True)
     if open_:
+        import webbrowser
+
         webbrowser.open(output.resolve().as_uri())
     while running:
         time.sleep(FOLLOW_S)

@@ -48,6 +48,31 @@ def large(folder: Path, events: int, ranks: int) -> Path:
     return run
 
 
+def small(folder: Path) -> Path:
+    """The run of a plan whose times are not known, with an evaluation before its two steps."""
+    run = folder / "small"
+    (run / "trace").mkdir(parents=True)
+    (run / "plan.json").write_text(driver.compile("examples/grpo_arithmetic.rlflow").to_json(), "utf-8")
+    lines = []
+    for number, (kind, stage, step) in enumerate(
+        [
+            ("run", "all.answers", 0),
+            *((k, s, n) for n in (1, 2) for k, s in (("run", "samples"), ("run", "actor.train"))),
+        ]
+    ):
+        event = {
+            "pool": "main",
+            "rank": 0,
+            "instruction": f"{kind}:{stage}",
+            "stage": stage,
+            "kind": kind,
+            "step": step,
+        }
+        lines.append(json.dumps({**event, "start_us": 10**15 + number * 50_000, "duration_us": 40_000, "version": 0}))
+    (run / "trace" / "main-0.jsonl").write_text("\n".join(lines), "utf-8")
+    return run
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
@@ -58,6 +83,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "run": [run],
         "two": ["examples/async_grpo.rlflow", "examples/pangu_ultra_moe.rlflow"],
         "bare": ["examples/grpo_arithmetic.rlflow"],
+        "measured": [small(folder)],
     }
     found = {}
     for name, paths in subjects.items():
@@ -130,6 +156,17 @@ def test_a_page_without_times_works(opened):
     assert browser.value("document.getElementById('gantt')") is None
     browser.click(*[box(browser, ".s")[side] + 4 for side in ("x", "y")])
     assert browser.value("document.querySelectorAll('.effects.chosen').length") == 1
+
+
+def test_a_run_without_a_prediction_is_drawn_alone(opened):
+    browser = opened("measured")
+    assert browser.value("rlflowReport.tracks.map((track) => track.title)") == ["measured"]
+    assert browser.value("document.getElementById('align')") is None
+    assert browser.value("document.querySelectorAll('#strips canvas').length") == 1
+    assert browser.value(SPREAD % ("rlflowReport.gantt.canvas", "rlflowReport.gantt.canvas")) > 20
+    browser.mouse("mouseMoved", *bar(browser, "samples"))
+    browser.frame()
+    assert "age of what it makes: 0 steps" in browser.value("document.getElementById('tip').textContent")
 
 
 def test_the_mouse_zooms_moves_and_reads(opened):

@@ -117,16 +117,19 @@ def _facts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
 
 def _data(subjects: Sequence[Subject]) -> dict[str, Any]:
     """What the scripts draw."""
+    short = [PurePosixPath(subject.name).name for subject in subjects]
+    if len(set(short)) < len(short):
+        short = [subject.name for subject in subjects]
     return {
         "fills": FILLS,
         "other": GREY,
         "objects": [[name.strip(), colour] for name, colour in OBJECTS],
         "stages": {name: [fill.colour, fill.texture] for name, fill in fills(s.plan for s in subjects).items()},
-        "subjects": [_subject_data(subject) for subject in subjects],
+        "subjects": [_subject_data(subject, name) for subject, name in zip(subjects, short, strict=True)],
     }
 
 
-def _subject_data(subject: Subject) -> dict[str, Any]:
+def _subject_data(subject: Subject, short: str) -> dict[str, Any]:
     plan, simulated, ran = subject.plan, subject.simulated, subject.ran
     labels = Labels(plan)
     tracks, queues, ages = [], [], []
@@ -142,7 +145,7 @@ def _subject_data(subject: Subject) -> dict[str, Any]:
         ages += measured_ages(plan, shown, labels)
     return {
         "name": subject.name,
-        "short": PurePosixPath(subject.name).name,
+        "short": short,
         "tracks": tracks,
         "labels": labels.rows,
         "pools": [{"name": pool.name, "device": pool.device, "size": len(pool.ranks)} for pool in plan.pools],

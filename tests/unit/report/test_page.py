@@ -137,6 +137,11 @@ def test_two_plans_side_by_side(make, tmp_path, flow_file):
     assert [subject["short"] for subject in found.data["subjects"]] == ["two.rlflow", "wide.rlflow"]
     same, _ = make(flow_file, flow_file)
     assert "differences" not in same.ids
+    folder = tmp_path / "other"
+    folder.mkdir()
+    shutil.copy(flow_file, folder)
+    names = [subject["short"] for subject in make(flow_file, folder / "two.rlflow")[0].data["subjects"]]
+    assert names == [flow_file.as_posix(), (folder / "two.rlflow").as_posix()]
 
 
 @pytest.mark.parametrize("count", [0, 3])
