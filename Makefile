@@ -13,7 +13,7 @@ DEMO_DATA := examples/data/arithmetic.jsonl
 .PHONY: help setup demo test test-browser lint check bench validation headline clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: $(STAMP) ## Make .venv and install rlflow with everything for development
 

@@ -168,8 +168,9 @@ def _json(value: Any) -> str:
 
 
 def _own_ids(svg: str, number: int) -> str:
-    """The same SVG with ids of its own, so that two on one page do not share any."""
-    svg = re.sub(r'(<[^<>]*?\sid=")', rf"\g<1>s{number}-", svg)
+    """The same SVG with ids of its own, and what refers to them, so that two on one page do not share any."""
+    names = re.compile(r'(\sid="|href="#|url\(#)')
+    svg = re.sub(r"<[^<>]+>", lambda tag: names.sub(rf"\g<1>s{number}-", tag[0]), svg)
     return svg.replace("<svg ", '<svg role="img" aria-label="graph of the plan" ', 1)
 
 

@@ -158,7 +158,7 @@ def _of_plan(plan: Plan) -> Iterator[tuple[SpanRef, Effect]]:
             yield reader.span, Effect("staleness", text, reader.stage, f"stage.{reader.stage}", "relax-staleness")
     for queue in plan.queues:
         text = f"queue {queue.id}: {queue.capacity} batches, {queue.partitions} partitions, {queue.reads} reads of each"
-        yield queue.span, Effect("queue", text, queue.stage, inserted_by="insert-queues")
+        yield queue.span, Effect("queue", text, queue.stage, f"queue.{queue.id}", "insert-queues")
     for pinned in plan.pinned:
         yield pinned.span, Effect("pinned", pinned.what)
     for choice in plan.choices:

@@ -150,6 +150,16 @@ def test_one_or_two(flow_file, count):
         report([flow_file] * count)
 
 
+def test_without_graphviz_the_graph_is_drawn_all_the_same(make, flow_file, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    found, text = make(flow_file, flow_file)
+    assert text.count("Laid out by rlflow, without Graphviz.") == 2
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+    assert next(a["viewbox"] for tag, a in found.elements if tag == "svg")
+
+
 def test_drawn_lengths_reach_the_page(make, flow_file):
     found, _ = make(flow_file, seed=1)
     assert "lengths drawn" in found.text
