@@ -92,12 +92,7 @@ def _found(name: str, predicted: float | None, times: Mapping[int, int] | None) 
 
 def step_seconds(ran: Ran) -> dict[int, float]:
     """Step to its seconds, as the run measured them."""
-    found = {}
-    for row in ran.metrics:
-        data = row["data"]
-        if "timing_s/step" in data:
-            found[int(row["step"])] = float(data["timing_s/step"])
-    return found
+    return {int(step): seconds for step, seconds in _points(ran, ("timing_s/step",))}
 
 
 def predicted_step(subject: Subject) -> float | None:

@@ -18,7 +18,7 @@ from rlflow.backends.visualizers.report.program import effects_of, listings
 from rlflow.backends.visualizers.report.subject import Ran, Subject
 from rlflow.backends.visualizers.report.traffic import matrices
 from rlflow.driver import Options
-from rlflow.reports import Simulation, gather
+from rlflow.reports import Simulation, gather, page
 
 EXAMPLES = sorted(Path("examples").glob("*.rlflow"))
 
@@ -37,6 +37,7 @@ def test_listings_keep_the_text_and_join_every_span_once(path):
     shown = {key for key, (span, _) in effects.items() if span.file in subject.texts}
     assert set(first) <= shown
     assert len(first) >= 0.7 * len(shown)  # a span that is wholly covered by smaller ones has no place of its own
+    assert page([subject]).count("<script") == 2
 
 
 def test_a_span_is_joined_to_stage_instruction_decision_and_warning(flow_file):
@@ -167,6 +168,7 @@ def run_of(tmp_path: Path, flow_file: Path, step_us: int) -> Subject:
         {"step": step, "data": {"timing_s/step": step_us / 1e6, "critic/score/mean": step / 10}} for step in range(1, 9)
     ]
     rows.append({"step": 8, "data": {"val/all/score/mean": 0.5}})
+    rows.append({"step": 9, "data": {"timing_s/step": float("nan"), "critic/score/mean": "torn"}})
     (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + '\n{"step": 9, "da', "utf-8")
     (subject,) = gather([folder], Options(), Simulation(3))
     return subject
