@@ -331,6 +331,17 @@ def test_words_can_be_read_on_their_ground(opened):
         assert browser.value(contrast) == [], scheme
 
 
+@pytest.mark.parametrize("width", [1400, 520])
+def test_nothing_is_wider_than_the_window(opened, chromium, width):
+    chromium.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    try:
+        browser = opened("two")
+        browser.frame()
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        chromium.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_it_prints(opened):
     browser = opened("async")
     browser.call(

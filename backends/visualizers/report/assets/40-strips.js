@@ -248,7 +248,7 @@ class Ages extends Strip {
   names(pen) {
     pen.fillStyle = theme.soft;
     pen.fillText("100 %", 8, 10);
-    pen.fillText("of a step's samples", 8, this.height - 12);
+    pen.fillText(fitted(pen, "of a step's samples", axis.left - 14), 8, this.height - 12);
   }
 
   describe(time) {
