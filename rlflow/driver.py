@@ -164,7 +164,7 @@ def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
     changed = []
     for source in plan.sources:
         path = source_path(plan, base_dir, source.path)
-        if not path.is_file() or _sha256(path) != source.sha256:
+        if not is_unchanged(path, source.sha256):
             changed.append(source.path)
     return changed
 
@@ -172,6 +172,11 @@ def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
 def source_path(plan: Plan, base_dir: Path, source: str) -> Path:
     """Where a source of the plan is, seen from the folder of its .rlflow file."""
     return base_dir / os.path.relpath(source, Path(plan.sources[0].path).parent)
+
+
+def is_unchanged(path: Path, sha256: str) -> bool:
+    """Whether a file is there and has the content that a plan says."""
+    return path.is_file() and _sha256(path) == sha256
 
 
 def _sha256(path: Path) -> str:

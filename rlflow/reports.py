@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlflow.backends.simulator.report import Result
     from rlflow.backends.visualizers.report.subject import Ran, Simulated, Subject
     from rlflow.plan import Plan
+    from rlflow.profile.table import Profile
 
 MOST = 2
 """Plans or runs side by side."""
@@ -82,7 +83,16 @@ def _subject(path: Path, options: Options, simulation: Simulation) -> Subject:
         plan, warnings = driver.plan_of(checked, options), checked.warnings
     simulated, why = _simulated(plan, simulation)
     texts, gone = _texts(plan, path)
-    return Subject(path.as_posix(), plan, texts, gone, warnings, simulated, why, ran)
+    return Subject(path.as_posix(), plan, texts, gone, warnings, simulated, why, _profile(plan), ran)
+
+
+def _profile(plan: Plan) -> Profile | None:
+    """The profile of the plan, if it is where the plan says and has not changed."""
+    from rlflow.profile.read import read_profile
+
+    if plan.profile is None or not driver.is_unchanged(Path(plan.profile.path), plan.profile.sha256):
+        return None
+    return read_profile(Path(plan.profile.path))
 
 
 def _plan_of_run(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any, Final
 
+from rlflow.amounts import seconds
 from rlflow.backends.visualizers.report.subject import Ran, Subject
 from rlflow.plan_decisions import StageEstimate
 from rlflow.profile.events import recorded
@@ -90,9 +91,23 @@ def _found(name: str, predicted: float | None, times: Mapping[int, int] | None) 
     return [_row(name, predicted, known)] if known else []
 
 
+def profile_words(subject: Subject) -> str:
+    """How much of the error of the step comes from the machine, and how much from adding up stages; empty where the
+    profile or the run is not known."""
+    step = next((row for row in compared(subject) if row.name == "step"), None)
+    if subject.profile is None or step is None or step.predicted is None or not subject.profile.step_us:
+        return ""
+    own = subject.profile.step_us
+    return (
+        f"Against the step of {seconds(own)} that the profile itself measured, the prediction is at "
+        f"{step.predicted / own - 1:+.0%} and this run at {step.measured / own - 1:+.0%}: the first comes from adding "
+        "up stages, the second from the machine, which was busier or less busy."
+    )
+
+
 def step_seconds(ran: Ran) -> dict[int, float]:
     """Step to its seconds, as the run measured them."""
-    return {int(step): seconds for step, seconds in _points(ran, ("timing_s/step",))}
+    return {int(step): taken for step, taken in _points(ran, ("timing_s/step",))}
 
 
 def predicted_step(subject: Subject) -> float | None:

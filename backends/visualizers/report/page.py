@@ -22,7 +22,7 @@ from rlflow.backends.visualizers.report.choices import choice_rows, limit_lines,
 from rlflow.backends.visualizers.report.colours import FILLS, OBJECTS, fills
 from rlflow.backends.visualizers.report.facts import difference, facts_of
 from rlflow.backends.visualizers.report.flows import measured_ages, measured_queues, simulated_ages, simulated_queues
-from rlflow.backends.visualizers.report.measured import compared, curves_of
+from rlflow.backends.visualizers.report.measured import compared, curves_of, profile_words
 from rlflow.backends.visualizers.report.memory import memory_of
 from rlflow.backends.visualizers.report.placement import households, placement_of
 from rlflow.backends.visualizers.report.program import diagnostic_words, effects_of, listings
@@ -96,6 +96,7 @@ def _view(number: int, subject: Subject, markup: type[str]) -> dict[str, Any]:
         "search": search_lines(subject.plan),
         "limits": limit_lines(subject.plan),
         "compared": compared(subject),
+        "profile_words": profile_words(subject),
         "memory": subject.plan.memory,
         "simulated": subject.simulated,
         "why_not_simulated": subject.why_not_simulated,

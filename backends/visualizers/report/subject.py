@@ -8,6 +8,7 @@ from typing import Any
 
 from rlflow.diagnostics import Diagnostic
 from rlflow.plan import Plan
+from rlflow.profile.table import Profile
 
 Event = Mapping[str, Any]
 """As `rlflow.backends.visualizers.trace` reads them."""
@@ -74,4 +75,6 @@ class Subject:
     """Warnings of the compile; None where the plan was read from a file, which does not keep them."""
     simulated: Simulated | None = None
     why_not_simulated: str = ""
+    profile: Profile | None = None
+    """The measured table that the plan's estimates come from, where it is still there as it was."""
     ran: Ran | None = None

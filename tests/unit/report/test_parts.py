@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from rlflow import driver
 from rlflow.backends.visualizers.report.choices import choice_rows
 from rlflow.backends.visualizers.report.colours import FILLS, fills
 from rlflow.backends.visualizers.report.facts import Fact, difference, facts_of
-from rlflow.backends.visualizers.report.measured import compared, curves_of
+from rlflow.backends.visualizers.report.measured import compared, curves_of, profile_words
 from rlflow.backends.visualizers.report.placement import placement_of
 from rlflow.backends.visualizers.report.program import effects_of, listings
 from rlflow.backends.visualizers.report.subject import Ran, Subject
 from rlflow.backends.visualizers.report.traffic import matrices
 from rlflow.driver import Options
+from rlflow.profile.table import MachineFacts, Profile
 from rlflow.reports import Simulation, gather, page
 
 EXAMPLES = sorted(Path("examples").glob("*.rlflow"))
@@ -187,6 +189,21 @@ def test_errors_are_predicted_over_measured(tmp_path, flow_file):
     words = {fact.label: fact for fact in facts_of(subject)}
     assert words["measured step"].text == "60 ms"
     assert words["run"].text == "finished"
+
+
+def test_the_profile_tells_the_machine_from_the_model(tmp_path, flow_file):
+    subject = run_of(tmp_path, flow_file, 60_000)
+    assert profile_words(subject) == ""
+    machine = MachineFacts(system="", architecture="", processor="", cpus=2, memory_bytes=0)
+    profile = Profile(
+        rlflow_version="0", flow="f", cluster="c", machine=machine, seed=0, steps=5, warm_up=2,
+        step_us=50_000, step_low_us=50_000, step_high_us=50_000, stages=(),
+    )  # fmt: skip
+    words = profile_words(replace(subject, profile=profile))
+    apart = float(subject.simulated.period_us) / 50_000 - 1
+    assert words.startswith(
+        f"Against the step of 50 ms that the profile itself measured, the prediction is at {apart:+.0%} and this run at +20%"
+    )
 
 
 def test_curves_of_a_run(tmp_path, flow_file):
