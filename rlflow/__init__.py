@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlflow.driver import Checked as Program
     from rlflow.driver import Options
     from rlflow.plan import Plan
+    from rlflow.reports import report
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _LAZY = {
     "Schedule": ("rlflow.api", "Schedule"),
     "check": ("rlflow.api", "check"),
     "compile": ("rlflow.api", "compile"),
+    "report": ("rlflow.reports", "report"),
     "run": ("rlflow.api", "run"),
     "simulate": ("rlflow.api", "simulate"),
 }
@@ -47,6 +49,7 @@ __all__ = [
     "__version__",
     "check",
     "compile",
+    "report",
     "run",
     "simulate",
 ]

@@ -25,6 +25,7 @@ from rlflow.commands.graph import graph
 from rlflow.commands.init import init
 from rlflow.commands.options import compile_options, debug_option, plan_of_file, write_file
 from rlflow.commands.profile import profile
+from rlflow.commands.report import report
 from rlflow.commands.simulate import simulate
 from rlflow.commands.trace import trace
 from rlflow.commands.watch import watch
@@ -166,7 +167,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, doctor, emit, explain, fmt, graph, init, profile, simulate, trace, watch):
+for verb in (diff, doctor, emit, explain, fmt, graph, init, profile, report, simulate, trace, watch):
     cli.add_command(verb)
 
 

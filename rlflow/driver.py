@@ -191,13 +191,22 @@ def find_base_dir(plan: Plan, plan_path: Path | None = None) -> Path:
 
 def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
     """Source files of the plan whose content is not what it was compiled from."""
-    first = Path(plan.sources[0].path)
     changed = []
     for source in plan.sources:
-        path = base_dir / os.path.relpath(source.path, first.parent)
-        if not path.is_file() or _sha256(path) != source.sha256:
+        path = source_path(plan, base_dir, source.path)
+        if not is_unchanged(path, source.sha256):
             changed.append(source.path)
     return changed
+
+
+def source_path(plan: Plan, base_dir: Path, source: str) -> Path:
+    """Where a source of the plan is, seen from the folder of its .rlflow file."""
+    return base_dir / os.path.relpath(source, Path(plan.sources[0].path).parent)
+
+
+def is_unchanged(path: Path, sha256: str) -> bool:
+    """Whether a file is there and has the content that a plan says."""
+    return path.is_file() and _sha256(path) == sha256
 
 
 def _sha256(path: Path) -> str:
