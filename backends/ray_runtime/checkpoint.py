@@ -192,8 +192,8 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
 def _optimizer(source: Path, name: str, model: ModelState, rank: int) -> dict[str, Any]:
     """The optimizer's state of this rank. RLF5010 when it was written under another layout."""
     path = source / _training_file(name, model, rank)
-    if not path.is_file():
-        others = sorted(found.name for found in source.glob(f"{name}.training.*pt"))
+    others = sorted(found.name for found in source.glob(f"{name}.training.*pt"))
+    if not path.is_file() and others:
         raise RunFailure(
             "RLF5010",
             f"the optimizer state of `{name}` was written under another layout",
