@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlflow.backends.ray_runtime.algorithms.losses import entropy
 from rlflow.backends.ray_runtime.packing import MicroBatch
+from rlflow.backends.ray_runtime.parallel.packed import packed_inputs
 from rlflow.backends.ray_runtime.parallel.vocabulary import VocabularyHead
 
 Compute = Literal["fp32", "bf16"]
@@ -34,7 +35,9 @@ def response_log_probs(
 def response_hidden(model: Any, compute: Compute, micro: MicroBatch) -> torch.Tensor:
     """Last hidden states at the positions that predict the response tokens: [tokens, hidden]."""
     with autocast(model, compute):
-        hidden = model.get_decoder()(input_ids=micro.ids.to(model.device), use_cache=False).last_hidden_state
+        beside = packed_inputs(micro, model.device)
+        ids = micro.ids.to(model.device)
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False, **beside).last_hidden_state
     return hidden.flatten(0, 1)[micro.read.to(model.device)]
 
 

@@ -21,6 +21,7 @@ from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch
 from rlflow.backends.ray_runtime.parallel.build import Parts, build
 from rlflow.backends.ray_runtime.parallel.executor import Prediction
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
 from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, metric_names, micro_weights
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Behaviour, Dpo, Entropy, Train, TruncatedIs, ValueClip
@@ -292,16 +293,21 @@ class Trainer:
 
     # --- weights --------------------------------------------------------------------------------------------------
 
+    @property
+    def sharded(self) -> ShardedModel:
+        """This rank's part of the model."""
+        return self._parts.sharded
+
     def local_tensors(self) -> dict[str, torch.Tensor]:
         """Live views of this rank's part of every weight, with the names and shapes that
         `rlflow.reshard.shards.Sharding` gives for the layout, the vocabulary padded to a multiple of tp."""
-        return self._parts.sharded.local_tensors()
+        return self.sharded.local_tensors()
 
     def full_tensors(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Every weight of the whole model under its name in the transformers state dict, one at a time: float32 on
         the CPU of the mesh's first rank, None on the others. Collective over the mesh."""
-        return self._parts.sharded.full_tensors()
+        return self.sharded.full_tensors()
 
     def load_full(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's part of the whole model's weights, by the names of `full_tensors`."""
-        self._parts.sharded.load_full(state)
+        self.sharded.load_full(state)

@@ -11,6 +11,7 @@ from rlflow.backends.ray_runtime.forward import Compute
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.executor import Executor, Forward
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
+from rlflow.backends.ray_runtime.parallel.packed import allow_packed, can_pack
 from rlflow.backends.ray_runtime.parallel.pipeline import PipelineExecutor
 from rlflow.backends.ray_runtime.parallel.replicas import shard_weights
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
@@ -41,11 +42,14 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
         leaves = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
         return Parts(sharded, Executor(forward), Updates(leaves))
     multiple = mesh.layout.tp if mesh.layout.sp else 1
+    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
+    if packs:
+        allow_packed(loaded.model.get_decoder())
     executor: Executor
     if mesh.layout.pp > 1:
-        executor = PipelineExecutor(forward, mesh, sharded.virtual_stages, _together(mesh), multiple)
+        executor = PipelineExecutor(forward, mesh, sharded.virtual_stages, _together(mesh), multiple, packs)
     else:
-        executor = Executor(forward, _together(mesh), multiple)
+        executor = Executor(forward, _together(mesh), multiple, packs)
     return Parts(sharded, executor, ShardedUpdates(sharded, head))
 
 

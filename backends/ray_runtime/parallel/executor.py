@@ -17,6 +17,8 @@ from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Predictions [tokens] that carry the gradient, the policy's entropies if asked for, and the estimates [tokens] of a
 value head on the policy's own body, from the same pass through it."""
+MUCH = 0.1
+"""Part of padding above which rows are packed. Rectangles need fewer and larger calls of the attention."""
 LossOf = Callable[[MicroBatch, Prediction], torch.Tensor]
 
 
@@ -61,16 +63,23 @@ class Forward(nn.Module):  # type: ignore[misc]
 class Executor:
     """One process, or ranks that all go through every micro-batch of their replica."""
 
-    def __init__(self, forward: Forward, together: dist.ProcessGroup | None = None, multiple: int = 1) -> None:
+    def __init__(
+        self, forward: Forward, together: dist.ProcessGroup | None = None, multiple: int = 1, packs: bool = False
+    ) -> None:
         """`together`: ranks that talk in every forward, and so need equally many of them. `multiple`: of which the
-        width of a micro-batch must be one."""
+        width of a micro-batch must be one. `packs`: where rectangles would have much padding, rows are
+        packed one after another instead."""
         self._forward = forward
+        self._packs = packs
         self._multiple = multiple
         self._together = together
 
     def cut(self, sequences: Sequences, rows: np.ndarray, budget: int, unit: int) -> list[MicroBatch]:
         """`rows` as micro-batches of at most `budget` padded tokens, every `unit` consecutive rows together."""
-        return sequences.micro_batches(rows, budget, unit, self._multiple)
+        found = sequences.micro_batches(rows, budget, unit, self._multiple)
+        if self._packs and mostly_padding(sequences, rows, found):
+            return sequences.packed_micro_batches(rows, budget, unit, parts=1, multiple=self._multiple)
+        return found
 
     def predict(
         self, micros: Sequence[MicroBatch], temperature: float, limit: int
@@ -110,6 +119,12 @@ class Executor:
         most = torch.tensor([len(micros)])
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._together)
         return [*micros, *(empty_micro_batch(1, self._multiple) for _ in range(int(most) - len(micros)))]
+
+
+def mostly_padding(sequences: Sequences, rows: np.ndarray, micros: Sequence[MicroBatch]) -> bool:
+    """Whether more than `MUCH` of the tokens that rectangles of these rows have is padding."""
+    area = sum(micro.ids.numel() for micro in micros)
+    return bool(area) and 1.0 - float((sequences.lengths[rows] - 1).sum()) / area > MUCH
 
 
 def empty_micro_batch(rows: int = 1, width: int = 1) -> MicroBatch:

@@ -24,9 +24,11 @@ from rlflow.backends.ray_runtime.parallel.executor import (
     LossOf,
     Prediction,
     empty_micro_batch,
+    mostly_padding,
     no_loss,
 )
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.parallel.packed import packed_inputs
 
 _WINDOW = 4
 """Micro-batches of a prediction per stage at once: torch keeps what goes between stages until the end of a pass."""
@@ -47,13 +49,14 @@ class _Stage(nn.Module):  # type: ignore[misc]
 
     def forward(self, values: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """`values`: token ids, or the hidden states before; `number` int64 [1]: of the micro-batch."""
+        micro = self.micros[int(number)]
         with autocast(self._model[0], self._compute):
-            name = "input_ids" if self._first else "inputs_embeds"
-            hidden: torch.Tensor = self.decoder(**{name: values}, use_cache=False).last_hidden_state
+            inputs = {"input_ids" if self._first else "inputs_embeds": values, **packed_inputs(micro, values.device)}
+            hidden: torch.Tensor = self.decoder(**inputs, use_cache=False).last_hidden_state
         if not self._last:
             return hidden
         assert self.on_last is not None
-        return self.on_last(self.micros[int(number)], hidden)
+        return self.on_last(micro, hidden)
 
 
 class PipelineExecutor(Executor):
@@ -66,8 +69,9 @@ class PipelineExecutor(Executor):
         decoders: list[tuple[int, Any]],
         together: dist.ProcessGroup | None,
         multiple: int,
+        packs: bool,
     ) -> None:
-        super().__init__(forward, together, multiple)
+        super().__init__(forward, together, multiple, packs)
         self._mesh = mesh
         self._count = mesh.layout.pp * mesh.layout.vp
         self._hidden = int(forward.model.config.hidden_size)
@@ -77,7 +81,11 @@ class PipelineExecutor(Executor):
         ]
 
     def cut(self, sequences: Sequences, rows: np.ndarray, budget: int, unit: int) -> list[MicroBatch]:
-        return sequences.even_micro_batches(rows, budget, unit, parts=self._mesh.layout.pp, multiple=self._multiple)
+        options = {"parts": self._mesh.layout.pp, "multiple": self._multiple}
+        even = sequences.even_micro_batches(rows, budget, unit, **options)
+        if self._packs and mostly_padding(sequences, rows, even):
+            return sequences.packed_micro_batches(rows, budget, unit, **options)
+        return even
 
     def predict(
         self, micros: Sequence[MicroBatch], temperature: float, limit: int

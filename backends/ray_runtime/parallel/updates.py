@@ -99,6 +99,8 @@ class ShardedUpdates(Updates):
 
     def begin(self) -> None:
         super().begin()
+        for slot in self._slots:
+            slot.local.grad = None
         for flat in self._flats:
             flat.part.grad = None
 
@@ -121,6 +123,8 @@ class ShardedUpdates(Updates):
                 flat.add_gradients()
             flat.take_weights()
             found += flat.gradients()
+        for slot in self._slots:
+            slot.leaf.grad = None  # the optimizer reads the local one
         return _norm(found, self.mesh)
 
     def after_step(self) -> None:

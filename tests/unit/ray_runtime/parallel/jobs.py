@@ -13,6 +13,7 @@ import torch.distributed as dist
 from rlflow.backends.ray_runtime.adapters import Adapters
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.models import LoadedModel, derive
+from rlflow.backends.ray_runtime.parallel import executor
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
 from rlflow.backends.ray_runtime.parallel.weights import reshard_views
@@ -65,6 +66,7 @@ def against_one_process(
     Differences are relative to the largest magnitude of what is compared.
     """
     sharding = sharding_of(models.make(kind, **changes), layout)
+    executor.MUCH = options.pop("pack_above", 0.1)
     rows = np.arange(ROWS)
     batch = models.samples(ROWS)
     advantages = np.linspace(-1.0, 1.2, ROWS)

@@ -34,6 +34,7 @@ FOUR = {"num_hidden_layers": 4}
         ("qwen3", Layout(pp=2, tp=2, recompute="full"), {}, {"microbatch_tokens": 40}),
         ("qwen3", Layout(pp=2, vp=2, split=(1, 1, 2, 0)), FOUR, {"microbatch_tokens": 20}),
         ("llama", Layout(pp=2, vp=2), FOUR, {}),
+        ("qwen3", Layout(pp=2, dp=2), {}, {"microbatch_tokens": 40, "pack_above": 1.0}),  # rectangles
     ],
 )
 def test_equals_one_process(

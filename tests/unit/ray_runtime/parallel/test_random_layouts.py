@@ -47,6 +47,7 @@ def _draw(seed: int) -> tuple[str, Layout, dict[str, Any], dict[str, Any]]:
     kind = draw.choice(["llama", "qwen2", "qwen3", "qwen3_moe"])
     changes = {"tie_word_embeddings": draw.random() < 0.5, "vocab_size": draw.choice([14, 16, 19])}
     options = {"microbatch_tokens": draw.choice([10, 40, 4000]), "epochs": draw.choice([1, 2])}
+    options["pack_above"] = draw.choice([0.0, 1.0])
     layout = draw.choice(_layouts(kind))
     return kind, replace(layout, sp=layout.tp > 1 and draw.random() < 0.5), changes, options
 
