@@ -83,6 +83,8 @@ CODES: Final[dict[str, str]] = {
     "RLF5016": "too-few-groups",
     "RLF5017": "environment-failed",
     "RLF5018": "weights-not-published",
+    "RLF5030": "kernel-input",
+    "RLF5031": "unknown-kernel",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
