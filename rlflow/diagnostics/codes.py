@@ -85,6 +85,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5018": "weights-not-published",
     "RLF5030": "kernel-input",
     "RLF5031": "unknown-kernel",
+    "RLF5032": "no-device",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
