@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow import __version__
+from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import Options, changed_sources, compile, find_base_dir, load_plan
 
@@ -81,6 +83,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
             f"running a plan needs the package `{error.name}`, which is not installed",
             help=('pip install "rlflow-dsl[run]"',),
         ) from None
+    refuse_environment(request.plan, os.environ)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)

@@ -47,6 +47,8 @@ CODES: Final[dict[str, str]] = {
     "RLF2007": "idle-pool",
     "RLF2008": "no-placement",
     "RLF2009": "not-enough-cpus",
+    "RLF2020": "communicators-do-not-fit",
+    "RLF2021": "slow-links",
     # 3xxx staleness, versions, schedule
     "RLF3001": "staleness-not-allowed",
     "RLF3002": "no-correction",
@@ -64,6 +66,7 @@ CODES: Final[dict[str, str]] = {
     "RLF4005": "not-a-profile",
     "RLF4006": "foreign-profile",
     "RLF4007": "not-in-profile",
+    "RLF4020": "device-environment",
     # 5xxx runtime
     "RLF5001": "model-without-weights",
     "RLF5002": "bad-data-row",
@@ -91,7 +94,7 @@ CODES: Final[dict[str, str]] = {
 }
 
 WARNINGS: Final[frozenset[str]] = frozenset(
-    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF3005", "RLF3006", "RLF4007"}
+    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF2021", "RLF3005", "RLF3006", "RLF4007"}
 )
 """Codes that are warnings; all others are errors."""
 

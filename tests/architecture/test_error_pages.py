@@ -31,6 +31,7 @@ RUNTIME = (
     "RLF4005",
     "RLF4006",
     "RLF4007",
+    "RLF4020",
     *(code for code in CODES if code >= "RLF5"),
 )
 """Codes that no .rlflow text gives by itself."""
