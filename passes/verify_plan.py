@@ -1,4 +1,4 @@
-"""verify-plan: that the plan can run for ever and its groups fit the hardware, and what a step takes and is limited by."""
+"""verify-plan: that the plan can run for ever, that its groups fit the hardware, and what limits a step."""
 
 from __future__ import annotations
 
