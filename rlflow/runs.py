@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow import __version__
+from rlflow.cluster.spec import LOCAL
 from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import Options, changed_sources, compile, find_base_dir, load_plan
@@ -71,6 +72,20 @@ def check_sources(plan: Plan, base_dir: Path, allow_changed: bool) -> None:
             "the plan was compiled from other sources: " + ", ".join(f"`{c}`" for c in changed) + " changed since",
             help=("compile again, or run the plan as it is with `--allow-changed`",),
         )
+
+
+def on_device(plan: Plan, kind: str) -> Plan:
+    """A plan for this machine, on its devices of another kind. RLF4003 for a plan whose cluster says what they are."""
+    pools = tuple(
+        pool if pool.device == "functions" else pool.model_copy(update={"device": kind}) for pool in plan.pools
+    )
+    if plan.cluster != LOCAL and pools != plan.pools:
+        raise RunFailure(
+            "RLF4003",
+            f"`--device {kind}` is for plans of this machine, and this one is for cluster `{plan.cluster}`",
+            help=("compile with `--cluster local`, or leave `--device` out: the cluster says what its devices are",),
+        )
+    return plan.model_copy(update={"pools": pools})
 
 
 def execute(request: RunRequest, progress: Progress) -> RunEnd:

@@ -16,7 +16,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
 from rlflow.backends.ray_runtime.failures import root_cause, worker_died
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
-from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
+from rlflow.backends.ray_runtime.session import (
+    PLACE_DEADLINE_S,
+    Interrupts,
+    device_resources,
+    ray_session,
+    reserved,
+)
+from rlflow.device_rules import worker_environment
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool
 
@@ -100,10 +107,10 @@ def _only_pool(plan: Plan) -> Pool:
             f"this version runs plans of one pool, and this one has {len(pools)}",
             help=("compile with `--cluster local` to run on this machine, colocated",),
         )
-    if pools[0].device != "cpu":
+    if pools[0].device not in ("cpu", "npu"):
         raise RunFailure(
             "RLF4003",
-            f"this version runs on CPU, and pool `{pools[0].name}` is made of {pools[0].device} devices",
+            f"this version runs on CPUs and NPUs, and pool `{pools[0].name}` is made of {pools[0].device} devices",
             help=("compile with `--cluster local` to run on this machine",),
         )
     for stage in plan.stages:
@@ -134,10 +141,11 @@ def _start(plan: Plan, pool: Pool, group: PlacementGroup, settings: RunSettings)
             run_dir=str(settings.run_dir.absolute()),
             seed=plan.seed if settings.seed is None else settings.seed,
             threads=threads,
-            environment=_environment(threads),
+            environment=_environment(threads) | worker_environment(plan, pool, os.environ),
         )
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.rank)
-        ranks.append(remote.options(num_cpus=1, scheduling_strategy=strategy).remote(rank_settings))
+        options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
+        ranks.append(remote.options(**options).remote(rank_settings))
     return ranks
 
 

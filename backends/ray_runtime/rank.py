@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint, weights_digest
+from rlflow.backends.ray_runtime.devices.device import open_device
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
@@ -32,8 +33,15 @@ class Rank:
         self._run_dir = Path(settings.run_dir)
         torch.set_num_threads(settings.threads)
         plan = Plan.from_json(settings.plan_json)
+        self._device = open_device(next(pool.device for pool in plan.pools if pool.name == settings.pool))
         self._state = RankState(
-            plan, settings.pool, settings.rank, settings.world, Path(settings.base_dir), settings.seed
+            plan,
+            settings.pool,
+            settings.rank,
+            settings.world,
+            Path(settings.base_dir),
+            settings.seed,
+            device=self._device,
         )
         self._program: Program = next(p for p in plan.programs if p.pool == settings.pool)
         self._stop = threading.Event()
@@ -44,9 +52,10 @@ class Rank:
     # --- start-up ----------------------------------------------------------------------------------------------------
 
     def join(self, address: str) -> None:
-        """Form the pool's process group (gloo); `address` is host:port of rank 0."""
+        """Form the pool's process group; `address` is host:port of rank 0. Tensors on the host go through gloo."""
+        own = self._device.collective_backend
         dist.init_process_group(
-            "gloo",
+            own if own == "gloo" else f"cpu:gloo,{self._device.kind}:{own}",
             init_method=f"tcp://{address}",
             rank=self._settings.rank,
             world_size=self._settings.world,

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlflow.device_rules import RAY_RESOURCE
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Pool
 
@@ -113,7 +114,8 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
 @contextlib.contextmanager
 def reserved(pool: Pool) -> Iterator[PlacementGroup]:
     """A placement group with a bundle per rank. RLF5008 with wanted and available when it is not given in time."""
-    group = placement_group([{"CPU": 1.0}] * len(pool.ranks), strategy="PACK", name=f"rlflow-{pool.name}-{os.getpid()}")
+    bundle = {"CPU": 1.0, **device_resources(pool)}
+    group = placement_group([bundle] * len(pool.ranks), strategy="PACK", name=f"rlflow-{pool.name}-{os.getpid()}")
     try:
         # Short waits: a single long one would not let Ctrl-C through.
         until = time.monotonic() + PLACE_DEADLINE_S
@@ -126,15 +128,23 @@ def reserved(pool: Pool) -> Iterator[PlacementGroup]:
             remove_placement_group(group)
 
 
+def device_resources(pool: Pool) -> dict[str, float]:
+    """What a rank asks Ray for beside its CPU. Ray then makes that one device visible to it."""
+    return {} if pool.device == "cpu" else {RAY_RESOURCE[pool.device]: 1.0}
+
+
 def _not_placed(pool: Pool) -> RunFailure:
-    have = ray.available_resources().get("CPU", 0.0)
-    total = ray.cluster_resources().get("CPU", 0.0)
+    wanted = ("CPU", *device_resources(pool))
+    have, total = ray.available_resources(), ray.cluster_resources()
     return RunFailure(
         "RLF5008",
         f"Ray did not give pool `{pool.name}` its resources within {PLACE_DEADLINE_S:g} s",
         notes=(
-            f"wanted: {len(pool.ranks)} bundles of 1 CPU",
-            f"the cluster has {total:g} CPUs, {have:g} of them free",
+            f"wanted: {len(pool.ranks)} bundles of " + " and ".join(f"1 {name}" for name in wanted),
+            *(
+                f"the cluster has {total.get(name, 0.0):g} {name}s, {have.get(name, 0.0):g} of them free"
+                for name in wanted
+            ),
         ),
         help=("use a smaller pool, or free the cluster",),
     )

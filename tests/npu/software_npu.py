@@ -24,6 +24,8 @@ _KEPT = {
     "_lazy_clone",
 }  # fmt: skip
 """Of aten: memory, views and scalars."""
+_KEPT_OWN = {"get_npu_format", "get_storage_size", "npu_format_cast"}
+"""Of torch_npu: what asks for a tensor's format, and the cast to the one that it has."""
 _LIBRARIES: list[torch.library.Library] = []
 _KEY = "PrivateUse1"
 
@@ -43,6 +45,8 @@ def activate() -> None:
         _LIBRARIES.extend(libraries.values())
         for qualified in names:
             namespace, name = qualified.split("::")
+            if namespace == "npu" and name in _KEPT_OWN:
+                continue
             if namespace == "npu" or (namespace == "aten" and name in npu_definitions.ATEN):
                 function = npu_definitions.find(namespace, name)
                 kernel = _missing(qualified) if function is None else _Kernel(_overload(namespace, name), function)

@@ -129,7 +129,9 @@ def triangle(device: torch.device) -> torch.Tensor:
     if torch.compiler.is_compiling() or _is_fake():
         return _make_triangle(device)
     if device not in _triangles:
-        _triangles[device] = _make_triangle(device)
+        # Sampling may be the first to ask, in inference mode, and training could not use what is made in it.
+        with torch.inference_mode(False):
+            _triangles[device] = _make_triangle(device)
     return _triangles[device]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+from rlflow.backends.ray_runtime.kernels.attention import triangle
 from rlflow.backends.ray_runtime.kernels.rotary import halves
 from rlflow.backends.ray_runtime.kernels.table import (
     adamw,
@@ -164,6 +165,14 @@ def test_packed_sequences_do_not_see_each_other() -> None:
         part = (f64(t[start:end]).swapaxes(0, 1) for t in (q, k, v))
         wanted = attention_definition(*part, 0.3, lambda i, j: j <= i)
         close(found[start:end], wanted.swapaxes(0, 1))
+
+
+def test_the_triangle_of_sampling_can_be_trained_with() -> None:
+    with torch.inference_mode():
+        made = triangle(torch.device("cpu"))
+    assert not made.is_inference()
+    assert triangle(torch.device("cpu")) is made
+    assert made[5].tolist() == [column > 5 for column in range(2048)]
 
 
 def test_infer_attention_of_a_prompt_and_of_a_step() -> None:

@@ -42,7 +42,7 @@ def test_plans_that_this_version_does_not_run(small_plan: Plan, tmp_path: Path) 
     functions = [p for p in small_plan.pools if p.device == "functions"]
     for pools, words in (
         ([pool(1), pool(2)], "runs plans of one pool, and this one has 2"),
-        ([pool(1, "npu")], "runs on CPU, and pool `main` is made of npu devices"),
+        ([pool(1, "cuda")], "runs on CPUs and NPUs, and pool `main` is made of cuda devices"),
     ):
         plan = small_plan.model_copy(update={"pools": (*pools, *functions)})
         with pytest.raises(RunFailure, match=words) as failure:
@@ -58,6 +58,10 @@ def test_resources_that_are_not_there(ray_cluster: object, monkeypatch: pytest.M
     assert failure.value.code == "RLF5008"
     assert failure.value.notes[0] == "wanted: 64 bundles of 1 CPU"
     assert "the cluster has 4 CPUs" in failure.value.notes[1]
+    with pytest.raises(RunFailure) as failure, reserved(pool(2, "npu")):
+        pass
+    assert failure.value.notes[0] == "wanted: 2 bundles of 1 CPU and 1 NPU"
+    assert failure.value.notes[2] == "the cluster has 0 NPUs, 0 of them free"
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
