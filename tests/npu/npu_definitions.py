@@ -16,9 +16,11 @@ import torch.nn.functional as F
 
 from rlflow.backends.ray_runtime.kernels import adamw as adamw_file
 from rlflow.backends.ray_runtime.kernels import attention as attention_file
+from rlflow.backends.ray_runtime.kernels import gating as gating_file
 from rlflow.backends.ray_runtime.kernels import grouped_matmul as grouped_matmul_file
 from rlflow.backends.ray_runtime.kernels import rms_norm as rms_norm_file
 from rlflow.backends.ray_runtime.kernels import rotary as rotary_file
+from rlflow.backends.ray_runtime.kernels import routing as routing_file
 from rlflow.backends.ray_runtime.kernels import swiglu as swiglu_file
 
 T = torch.Tensor
@@ -44,7 +46,12 @@ def matmul_backward(grad: T, self: T, other: T, mask: list[bool]) -> tuple[T, T]
     return differentiated(torch.matmul, grad, self, other)  # type: ignore[return-value]
 
 
-ATEN: dict[str, Callable[..., Any]] = {"matmul_backward": matmul_backward}
+def histc(self: T, bins: int = 100, min: float = 0, max: float = 0) -> T:
+    """Of integers too, which the CPU's kernel does not count."""
+    return torch.histc(self.double(), bins, min, max).to(self.dtype)
+
+
+ATEN: dict[str, Callable[..., Any]] = {"matmul_backward": matmul_backward, "histc": histc}
 
 
 # --- torch_npu's own -----------------------------------------------------------------------------------------------------
@@ -143,6 +150,70 @@ def npu_grouped_matmul(x: list[T], weight: list[T], *, group_list: T, group_type
     return [torch.stack([a @ b for a, b in parts])]
 
 
+def npu_moe_token_permute(tokens: T, indices: T, **kwargs: Any) -> tuple[T, T]:
+    rows, order, _ = routing_file.reference(tokens, indices, int(indices.max()) + 1)
+    return rows, order
+
+
+def npu_moe_token_permute_grad_v2(
+    grad_permuted_tokens: T, sorted_indices: T, tokens_size_0: int, tokens_dtype: Any, num_topK: int, **kwargs: Any
+) -> T:
+    return grad_permuted_tokens[sorted_indices.long()].unflatten(0, (tokens_size_0, num_topK)).sum(1)
+
+
+def npu_moe_token_permute_grad(tokens: T, grad_permuted_tokens: T, indices: T, sorted_indices: T, **kwargs: Any) -> T:
+    return npu_moe_token_permute_grad_v2(grad_permuted_tokens, sorted_indices, len(tokens), None, indices.shape[1])
+
+
+def npu_moe_token_unpermute(permuted_tokens: T, sorted_indices: T, probs: T, **kwargs: Any) -> T:
+    return routing_file.unpermute_reference(permuted_tokens, sorted_indices, probs)
+
+
+def _npu_moe_token_unpermute(permuted_tokens: T, sorted_indices: T, probs: T, **kwargs: Any) -> tuple[T, T]:
+    return npu_moe_token_unpermute(permuted_tokens, sorted_indices, probs), permuted_tokens.clone()
+
+
+def npu_moe_token_unpermute_grad(
+    permuted_tokens: T, grad_unpermuted_tokens: T, sorted_indices: T, probs: T, **kwargs: Any
+) -> tuple[T, T]:
+    def forward(rows: T, weights: T) -> T:
+        return routing_file.unpermute_reference(rows, sorted_indices, weights)
+
+    return differentiated(forward, grad_unpermuted_tokens, permuted_tokens, probs)  # type: ignore[return-value]
+
+
+def npu_moe_token_unpermute_grad_v2(
+    grad_unpermuted_tokens: T, sorted_indices: T, permuted_tokens_size_0: int, permuted_tokens_dtype: Any, probs: T,
+    padded_mode: bool = False, restore_shape: Any = None, permuted_tokens: Any = None,
+) -> tuple[T, T]:  # fmt: skip
+    return npu_moe_token_unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+
+
+def npu_moe_init_routing_v2(x: T, expert_idx: T, **kwargs: Any) -> tuple[T, T, T, T]:
+    assert kwargs["expert_tokens_num_type"] == 1
+    assert kwargs["active_expert_range"] == [0, kwargs["expert_num"]]
+    return *routing_file.reference(x, expert_idx, kwargs["expert_num"]), torch.empty(0)
+
+
+def npu_moe_gating_top_k_softmax(x: T, finished: Any = None, k: int = 1) -> tuple[T, T, T]:
+    weights, experts = gating_file.reference(x, k, renormalize=False)
+    return weights, experts.int(), experts.int()
+
+
+def npu_moe_gating_top_k(x: T, k: int, **kwargs: Any) -> tuple[T, T, T]:
+    assert (kwargs["norm_type"], kwargs["renorm"], kwargs["group_select_mode"]) == (1, 0, 1)
+    weights, experts = gating_file.reference(
+        x,
+        k,
+        score="sigmoid",
+        groups=kwargs["group_count"],
+        kept_groups=kwargs["k_group"],
+        bias=kwargs["bias"],
+        scale=kwargs["routed_scaling_factor"],
+    )
+    return weights, experts.int(), torch.empty(0)
+
+
 def npu_apply_adam_w_out(
     beta1_power: float, beta2_power: float, lr: float, weight_decay: float, beta1: float, beta2: float, epsilon: float,
     grad: T, max_grad_norm: Any, amsgrad: Any, maximize: Any, out: list[T],
@@ -182,6 +253,16 @@ OWN: dict[str, Callable[..., Any]] = {
     "npu_swiglu": npu_swiglu,
     "npu_swiglu_backward": npu_swiglu_backward,
     "npu_grouped_matmul": npu_grouped_matmul,
+    "npu_moe_token_permute": npu_moe_token_permute,
+    "npu_moe_token_permute_grad": npu_moe_token_permute_grad,
+    "npu_moe_token_permute_grad_v2": npu_moe_token_permute_grad_v2,
+    "npu_moe_token_unpermute": npu_moe_token_unpermute,
+    "_npu_moe_token_unpermute": _npu_moe_token_unpermute,
+    "npu_moe_token_unpermute_grad": npu_moe_token_unpermute_grad,
+    "npu_moe_token_unpermute_grad_v2": npu_moe_token_unpermute_grad_v2,
+    "npu_moe_init_routing_v2": npu_moe_init_routing_v2,
+    "npu_moe_gating_top_k_softmax": npu_moe_gating_top_k_softmax,
+    "npu_moe_gating_top_k": npu_moe_gating_top_k,
     "npu_gather_backward": npu_gather_backward,
     "_npu_dtype_cast": dtype_cast,
     "_npu_dtype_cast_backward": dtype_cast_backward,

@@ -3,6 +3,9 @@
 It shows that a program reaches the right operators of the real package with the right tensors, and that what it then
 computes is right. It says nothing of how an NPU computes, and is no backend: it is never shipped.
 
+Collectives of npu tensors go to the group's gloo backend, on the same memory: a group must have one for CPU tensors, as
+`cpu:gloo,npu:hccl` has.
+
 `activate()` replaces, under the dispatch key of NPUs, every aten operator that torch_npu has a kernel for by its CPU
 kernel on views of the same memory; allocation, views and scalars stay torch_npu's. Operators that only torch_npu has are
 served by the references of rlflow's kernels (npu_definitions.py), or raise.
@@ -11,6 +14,7 @@ served by the references of rlflow's kernels (npu_definitions.py), or raise.
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
 from typing import Any
 
@@ -26,6 +30,9 @@ _KEPT = {
 """Of aten: memory, views and scalars."""
 _KEPT_OWN = {"get_npu_format", "get_storage_size", "npu_format_cast"}
 """Of torch_npu: what asks for a tensor's format, and the cast to the one that it has."""
+RECORD = "RLFLOW_SOFTWARE_NPU_RECORD"
+"""A folder in which every process notes the torch_npu operators that it called, in a file of its own."""
+_recorded: set[str] = set()
 _LIBRARIES: list[torch.library.Library] = []
 _KEY = "PrivateUse1"
 
@@ -41,7 +48,7 @@ def activate() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
-        libraries = {name: torch.library.Library(name, "IMPL") for name in ("aten", "npu")}
+        libraries = {name: torch.library.Library(name, "IMPL") for name in ("aten", "npu", "c10d")}
         _LIBRARIES.extend(libraries.values())
         for qualified in names:
             namespace, name = qualified.split("::")
@@ -50,7 +57,7 @@ def activate() -> None:
             if namespace == "npu" or (namespace == "aten" and name in npu_definitions.ATEN):
                 function = npu_definitions.find(namespace, name)
                 kernel = _missing(qualified) if function is None else _Kernel(_overload(namespace, name), function)
-            elif namespace == "aten" and name not in _KEPT:
+            elif namespace == "c10d" or (namespace == "aten" and name not in _KEPT):
                 overload = _overload(namespace, name)
                 if overload is None:
                     continue
@@ -68,6 +75,13 @@ def _overload(namespace: str, name: str) -> Any:
         return None
 
 
+def _record(name: str) -> None:
+    if name not in _recorded:
+        _recorded.add(name)
+        with open(os.path.join(os.environ[RECORD], str(os.getpid())), "a", encoding="utf-8") as file:
+            file.write(name.removeprefix("npu::") + "\n")
+
+
 def _missing(qualified: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"the software NPU has no {qualified}")
@@ -80,8 +94,10 @@ class _Kernel:
 
     def __init__(self, overload: Any, function: Any) -> None:
         schema = overload._schema
+        self._name = schema.name if schema.name.startswith(("npu::", "c10d::")) else ""
         self._function = function
         self._arguments = [argument.name for argument in schema.arguments]
+        self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         # Which argument a result is: in-place and out variants give back what they were given.
         written = {
             name: a.name
@@ -97,6 +113,8 @@ class _Kernel:
         self._written = set(written.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._name and os.environ.get(RECORD):
+            _record(self._name)
         named = dict(zip(self._arguments, args, strict=False)) | kwargs
         device = _device_of(named)
         given = {name: to_host(value) for name, value in named.items()}
@@ -112,7 +130,7 @@ class _Kernel:
                 rest = {name: given[name] for name in self._arguments[len(args) :] if name in given}
                 result = self._function(*(given[name] for name in self._arguments[: len(args)]), **rest)
             else:
-                result = self._function(**given)
+                result = self._function(**(self._defaults | given))
         for name in self._out:
             target, found = named[name], given[name]
             if isinstance(target, torch.Tensor):
