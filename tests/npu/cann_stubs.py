@@ -22,7 +22,7 @@ LOOKED_UP = """
     aclrtSetDeviceSatMode aclSetCompileopt aclrtGetSysParamOpt aclrtSetSysParamOpt aclrtCtxSetSysParamOpt
     aclrtSetOpExecuteTimeOut aclrtCreateEventWithFlag aclrtDestroyStreamForce aclrtHostRegister aclrtMallocAlign32
     aclrtQueryEventStatus aclrtSynchronizeStreamWithTimeout aclrtSynchronizeDevice aclrtSynchronizeDeviceWithTimeout
-    aclGetCompileoptSize aclGetCompileopt aclrtMemsetAsync aclrtHostUnregister
+    aclGetCompileoptSize aclGetCompileopt aclrtMemsetAsync aclrtHostUnregister aclrtSetOpWaitTimeout
 """.split()
 """Functions that the wheel looks up by name at run time; a missing one is reported as "Failed to find function X"."""
 
