@@ -59,8 +59,8 @@ def test_five_families_compute_what_they_compute_on_a_cpu(tmp_path: Path) -> Non
 
 
 def losses(folder: Path, device: str, file: Path) -> list[tuple[float, float, float]]:
-    """Loss, gradient norm and mean response length of every step of a run."""
-    where = folder / device
+    """Loss, gradient norm and mean response length of every step of a run of `file`."""
+    where = folder / f"{device}-{file.stem}"
     command = ["-m", "rlflow", "run", str(file), "--device", device, "--steps", str(STEPS), "--run-dir", str(where)]
     run(folder, *command, "--plain")
     assert f'"device": "{device}"' in (where / "plan.json").read_text("utf-8")
@@ -70,23 +70,24 @@ def losses(folder: Path, device: str, file: Path) -> list[tuple[float, float, fl
     return [(step["actor/loss"], step["actor/grad_norm"], step["response_length/mean"]) for step in data]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_on_npus_loses_what_a_run_on_cpus_loses(ranks: int, tmp_path: Path) -> None:
-    """`rlflow run --device npu`: Ray's NPU resource, a device per rank, gradients summed over hccl."""
-    file = tmp_path / "sums.rlflow"
+def test_a_run_on_npus_loses_what_a_run_on_the_cpu_loses(tmp_path: Path) -> None:
+    """`rlflow run --device npu`: Ray's NPU resource, a device per rank; on two ranks gradients are summed over hccl."""
     text = EXAMPLE.read_text("utf-8")
-    if ranks > 1:
-        text += f"\nschedule grpo_arithmetic on local {{\n  pool main = {ranks} devices\n}}\n"
-    file.write_text(text, "utf-8")
+    one, two = tmp_path / "one.rlflow", tmp_path / "two.rlflow"
+    one.write_text(text, "utf-8")
+    two.write_text(text + "\nschedule grpo_arithmetic on local {\n  pool main = 2 devices\n}\n", "utf-8")
     (tmp_path / "rewards.py").write_text((EXAMPLE.parent / "rewards.py").read_text("utf-8"), "utf-8")
     (tmp_path / "data").mkdir()
     rows = [json.dumps({"question": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(10) for b in range(10)]
     (tmp_path / "data" / "arithmetic.jsonl").write_text("".join(rows), "utf-8")
-    on_cpu = losses(tmp_path, "cpu", file)
+    on_the_cpu = losses(tmp_path, "cpu", one)
     assert operators(tmp_path) == set()
-    on_npu = losses(tmp_path, "npu", file)
-    for cpu, npu in zip(on_cpu, on_npu, strict=True):
-        assert npu == pytest.approx(cpu, abs=1e-4)
-    reached = operators(tmp_path)
-    assert {"npu_fusion_attention", "npu_fusion_attention_grad", "npu_rms_norm_backward", "npu_swiglu"} <= reached
-    assert ("c10d::allreduce_" in reached) == (ranks > 1)
+    on_one = losses(tmp_path, "npu", one)
+    own = {"npu_fusion_attention", "npu_fusion_attention_grad", "npu_rms_norm_backward", "npu_swiglu"}
+    assert own <= operators(tmp_path)
+    assert "c10d::allreduce_" not in operators(tmp_path)
+    on_two = losses(tmp_path, "npu", two)
+    assert "c10d::allreduce_" in operators(tmp_path)
+    for cpu, single, pair in zip(on_the_cpu, on_one, on_two, strict=True):
+        assert single == pytest.approx(cpu, abs=1e-4)
+        assert pair == pytest.approx(cpu, abs=1e-4)
