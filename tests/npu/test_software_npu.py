@@ -83,7 +83,13 @@ def test_a_run_on_npus_loses_what_a_run_on_the_cpu_loses(tmp_path: Path) -> None
     on_the_cpu = losses(tmp_path, "cpu", one)
     assert operators(tmp_path) == set()
     on_one = losses(tmp_path, "npu", one)
-    own = {"npu_fusion_attention", "npu_fusion_attention_grad", "npu_rms_norm_backward", "npu_swiglu"}
+    own = {
+        "npu_fusion_attention",
+        "npu_fusion_attention_grad",
+        "npu_rms_norm_backward",
+        "npu_swiglu",
+        "npu_add_rms_norm",
+    }
     assert own <= operators(tmp_path)
     assert "c10d::allreduce_" not in operators(tmp_path)
     on_two = losses(tmp_path, "npu", two)
