@@ -5,8 +5,8 @@ A user overrides that with RLFLOW_KERNELS, `name=implementation` separated by co
 program with `using`, or adds an implementation of its own with `register`.
 
 The rule runs before every implementation, since torch_npu's shape functions accept what its operators refuse or, worse,
-compute wrongly: odd sizes, a gamma of the wrong length, heads that do not divide. It costs microseconds and reads
-shapes, never values: reading a value would wait for the device.
+compute wrongly: odd sizes, a gamma of the wrong length, heads that do not divide. It reads shapes, never values, as
+reading a value would wait for the device; and what has passed once is not looked at again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ R = TypeVar("R")
 VARIABLE: Final = "RLFLOW_KERNELS"
 TORCH: Final = "torch"
 NPU: Final = "npu"
+_MOST_REMEMBERED: Final = 4096
 _BY_DEVICE: Final = {"npu": NPU}
 """Implementation that a type of device prefers; any other prefers torch's."""
 
@@ -48,6 +49,7 @@ class Kernel(Generic[P, R]):
         self.name = name
         self.implementations: dict[str, Callable[P, R]] = {TORCH: reference, NPU: npu}
         self._check = check
+        self._passed: set[Any] = set()
         self._forced: list[str] = []
         ALL[name] = self
 
@@ -58,7 +60,13 @@ class Kernel(Generic[P, R]):
 
     def check(self, implementation: str, *args: P.args, **kwargs: P.kwargs) -> None:
         """RLF5030 when the input is illegal, for every implementation or (limits of the hardware) for this one."""
+        key = _signature(implementation, args, kwargs)
+        if key in self._passed:
+            return
         self._check(Checker(self.name, implementation), *args, **kwargs)
+        if len(self._passed) >= _MOST_REMEMBERED:
+            self._passed.clear()  # lengths of sequences may take any number of values
+        self._passed.add(key)
 
     def choice(self, device: str) -> str:
         """Name of the implementation that runs on a type of device. RLF5031 when the user named one that is missing."""
@@ -133,6 +141,18 @@ def _wishes() -> dict[str, str]:
             wishes[name] = implementation
         _parsed = (text, wishes)
     return _parsed[1]
+
+
+def _signature(implementation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """All of a call that a rule may depend on."""
+    grad = torch.is_grad_enabled()
+    return (implementation, grad, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items()))
+
+
+def _look(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.requires_grad, value.is_contiguous()
+    return tuple(map(_look, value)) if isinstance(value, list) else value
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -65,9 +65,27 @@ def test_a_program_adds_and_forces_its_own() -> None:
         with using("npu", "only_here"):
             assert kernel(X)[0, 0] == 3
     assert kernel(X)[0, 0] == 2
-    assert calls == ["check", "check", "own", "check", "check"]
+    assert calls == ["check", "check", "own", "check"]
     with pytest.raises(RunFailure), using("torch", "nowhere"):
         pass
+
+
+def test_what_has_passed_is_not_looked_at_again() -> None:
+    looked: list[torch.Size] = []
+
+    def check(checker: Checker, x: torch.Tensor) -> None:
+        looked.append(x.shape)
+        checker.that(x.shape[0] < 4, "too many rows")
+
+    kernel = Kernel("only_here", reference=lambda x: x, npu=lambda x: x, check=check)
+    for rows in (2, 2, 3, 2):
+        kernel(torch.ones(rows))
+    kernel(torch.ones(2, requires_grad=True))
+    kernel.check("npu", torch.ones(2))
+    for _ in range(2):
+        with pytest.raises(RunFailure):
+            kernel(torch.ones(4))
+    assert looked == [(2,), (3,), (2,), (2,), (4,), (4,)]
 
 
 @pytest.fixture(autouse=True)
