@@ -237,6 +237,7 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
     "--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint."
 )
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
+@click.option("--device", type=click.Choice(["cpu", "npu"]), help="This machine's devices of that kind; default: cpu.")
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
 @debug_option
@@ -248,6 +249,7 @@ def run(
     run_dir: Path | None,
     resume: Path | None,
     address: str | None,
+    device: str | None,
     allow_changed: bool,
     plain: bool,
 ) -> None:
@@ -255,7 +257,7 @@ def run(
     from rlflow import runs
 
     try:
-        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed)
+        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
     from rich.console import Console
@@ -290,11 +292,12 @@ def _request(
     resume: Path | None,
     address: str | None,
     allow_changed: bool,
+    device: str | None,
 ) -> Any:
     from rlflow import driver, runs
 
     if resume is not None:
-        if path is not None or run_dir is not None or seed is not None or options != driver.Options():
+        if path is not None or run_dir is not None or seed is not None or device or options != driver.Options():
             raise click.UsageError("--resume takes everything from the run folder; only --steps may be given with it")
         runs.open_run_dir(resume, resume=True)
         plan = _compiled(resume / "plan.json", driver.Options())
@@ -309,6 +312,8 @@ def _request(
         runs.check_sources(plan, base_dir, allow_changed)
     else:
         base_dir = Path(plan.sources[0].path).parent
+    if device is not None:
+        plan = runs.on_device(plan, device)
     folder = run_dir if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
     return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow import __version__
+from rlflow.cluster.spec import LOCAL
+from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import changed_sources
 
@@ -71,6 +74,20 @@ def check_sources(plan: Plan, base_dir: Path, allow_changed: bool) -> None:
         )
 
 
+def on_device(plan: Plan, kind: str) -> Plan:
+    """A plan for this machine, on its devices of another kind. RLF4003 for a plan whose cluster says what they are."""
+    pools = tuple(
+        pool if pool.device == "functions" else pool.model_copy(update={"device": kind}) for pool in plan.pools
+    )
+    if plan.cluster != LOCAL and pools != plan.pools:
+        raise RunFailure(
+            "RLF4003",
+            f"`--device {kind}` is for plans of this machine, and this one is for cluster `{plan.cluster}`",
+            help=("compile with `--cluster local`, or leave `--device` out: the cluster says what its devices are",),
+        )
+    return plan.model_copy(update={"pools": pools})
+
+
 def execute(request: RunRequest, progress: Progress) -> RunEnd:
     """Run, with everything recorded in the run folder, whatever the end. Raises RunFailure, KeyboardInterrupt."""
     try:
@@ -81,6 +98,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
             f"running a plan needs the package `{error.name}`, which is not installed",
             help=('pip install "rlflow-dsl[run]"',),
         ) from None
+    refuse_environment(request.plan, os.environ)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)

@@ -26,7 +26,9 @@ from rlflow.reshard.plan import ReshardPlan, plan_reshard
 from rlflow.reshard.storage import Storage
 
 
-def open_channel(plan: Plan, reshard: Reshard, world: World, config: PretrainedConfig) -> WeightChannel:
+def open_channel(
+    plan: Plan, reshard: Reshard, world: World, config: PretrainedConfig, device: torch.device
+) -> WeightChannel:
     """All ranks of both pools call, in the order of the plan. RLF4003 for weights that cannot be moved yet."""
     if isinstance(plan.model(reshard.model).source, ValueModel):
         raise RunFailure("RLF4003", f"the value model `{reshard.model}` is read on another pool or layout than trained")
@@ -49,7 +51,7 @@ def open_channel(plan: Plan, reshard: Reshard, world: World, config: PretrainedC
         {device: device for device in range(len(members))},
         group,
         getattr(torch, planned.target.storage.dtype),
-        torch.device("cpu"),
+        device,
     )
     return WeightChannel(reshard, links, Reading.of(plan, reshard), reshard.model)
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from rlflow.backends.ray_runtime.deliveries import due, program_of
+from rlflow.backends.ray_runtime.devices.device import open_device
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
@@ -36,7 +37,10 @@ class Rank:
         torch.set_num_threads(settings.threads)
         plan = Plan.from_json(settings.plan_json)
         size = settings.pools[settings.pool]
-        self._state = RankState(plan, settings.pool, settings.rank, size, Path(settings.base_dir), settings.seed)
+        self._device = open_device(next(pool.device for pool in plan.pools if pool.name == settings.pool))
+        self._state = RankState(
+            plan, settings.pool, settings.rank, size, Path(settings.base_dir), settings.seed, device=self._device
+        )
         self._program: Program = program_of(plan, settings.pool)
         self._stop = threading.Event()
         self._saved_step: int | None = None
@@ -46,12 +50,14 @@ class Rank:
     # --- start-up ----------------------------------------------------------------------------------------------------
 
     def join(self, address: str) -> None:
-        """Form the process groups (gloo); `address` is host:port of the first rank of all."""
+        """Form the process groups; `address` is host:port of the first rank of all. Tensors on the host go through
+        gloo."""
         settings = self._settings
         timeout = timedelta(seconds=settings.deadline_s)
         world = World(settings.pool, settings.rank, settings.pools, timeout)
         world.queues, world.control = settings.queues, settings.control
-        world.join(address)
+        own = self._device.collective_backend
+        world.join(address, own if own == "gloo" else f"cpu:gloo,{self._device.kind}:{own}")
         self._state.join(world)
 
     def load(self, part: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlflow.device_rules import RAY_RESOURCE
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Pool
 
@@ -126,8 +127,11 @@ def reserved(pools: Sequence[Pool]) -> Iterator[Reserved]:
 
     RLF5008 with wanted and available when it is not given in time.
     """
-    wanted = Counter(place.host for pool in pools for place in pool.ranks)
-    bundles = [{"CPU": float(count)} for count in wanted.values()]
+    wanted: dict[str, Counter[str]] = {}
+    for pool in pools:
+        for place in pool.ranks:
+            wanted.setdefault(place.host, Counter()).update(["CPU", *device_resources(pool)])
+    bundles = [{name: float(count) for name, count in bundle.items()} for bundle in wanted.values()]
     group = placement_group(bundles, strategy="PACK", name=f"rlflow-{os.getpid()}")
     try:
         # Short waits: a single long one would not let Ctrl-C through.
@@ -141,20 +145,29 @@ def reserved(pools: Sequence[Pool]) -> Iterator[Reserved]:
             remove_placement_group(group)
 
 
-def _not_placed(pools: Sequence[Pool], bundles: list[int]) -> RunFailure:
-    have = ray.available_resources().get("CPU", 0.0)
-    total = ray.cluster_resources().get("CPU", 0.0)
+def device_resources(pool: Pool) -> dict[str, float]:
+    """What a rank asks Ray for beside its CPU. Ray then makes that one device visible to it."""
+    return {} if pool.device == "cpu" else {RAY_RESOURCE[pool.device]: 1.0}
+
+
+def _not_placed(pools: Sequence[Pool], bundles: list[Counter[str]]) -> RunFailure:
+    have, total = ray.available_resources(), ray.cluster_resources()
     names = ", ".join(f"`{pool.name}`" for pool in pools)
-    kinds = Counter(bundles)
-    wanted = " and ".join(
-        f"{count} bundle{'s' * (count > 1)} of {size} CPU{'s' * (size > 1)}" for size, count in kinds.items()
+    kinds = Counter(tuple(bundle.items()) for bundle in bundles)
+    wanted = ", ".join(
+        f"{count} bundle{'s' * (count > 1)} of "
+        + " and ".join(f"{size} {name}{'s' * (size > 1)}" for name, size in bundle)
+        for bundle, count in kinds.items()
     )
     return RunFailure(
         "RLF5008",
         f"Ray did not give pool{'s' * (len(pools) > 1)} {names} what they need within {PLACE_DEADLINE_S:g} s",
         notes=(
             f"wanted: {wanted}, each on one machine",
-            f"the cluster has {total:g} CPUs, {have:g} of them free",
+            *(
+                f"the cluster has {total.get(name, 0.0):g} {name}s, {have.get(name, 0.0):g} of them free"
+                for name in dict.fromkeys(name for bundle in bundles for name in bundle)
+            ),
         ),
         help=("use smaller pools, or free the cluster",),
     )

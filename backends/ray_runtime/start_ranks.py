@@ -13,7 +13,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlflow.backends.ray_runtime.batch_queue import QueueActor, QueueSettings
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
 from rlflow.backends.ray_runtime.run_control import RunControl
-from rlflow.backends.ray_runtime.session import Reserved
+from rlflow.backends.ray_runtime.session import Reserved, device_resources
+from rlflow.device_rules import worker_environment
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool, Queue, SaveCheckpoint
 
@@ -56,10 +57,10 @@ def runnable_pools(plan: Plan) -> list[Pool]:
     busy = {program.pool for program in plan.programs}
     pools = [pool for pool in plan.pools if pool.device != "functions" and pool.name in busy]
     for pool in pools:
-        if pool.device != "cpu":
+        if pool.device not in ("cpu", "npu"):
             raise RunFailure(
                 "RLF4003",
-                f"this version runs on CPU, and pool `{pool.name}` is made of {pool.device} devices",
+                f"this version runs on CPUs and NPUs, and pool `{pool.name}` is made of {pool.device} devices",
                 help=("compile with `--cluster local` to run on this machine",),
             )
     return pools
@@ -85,7 +86,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
                 run_dir=str(settings.run_dir.absolute()),
                 seed=plan.seed if settings.seed is None else settings.seed,
                 threads=threads,
-                environment=_environment(threads),
+                environment=_environment(threads) | worker_environment(plan, pool, os.environ),
                 deadline_s=plan.collective_timeout_s,
                 queues={q.id: queues[q.id] for q in plan.queues if pool.name in (q.source, q.target)},
                 control=control,
@@ -93,7 +94,8 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             strategy = PlacementGroupSchedulingStrategy(
                 group.group, placement_group_bundle_index=group.bundle_of[place.host]
             )
-            actor = remote.options(num_cpus=1, scheduling_strategy=strategy).remote(rank_settings)
+            options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
+            actor = remote.options(**options).remote(rank_settings)
             ranks.append(StartedRank(pool.name, place.rank, actor))
     return Started(ranks, list(queues.values()), control)
 

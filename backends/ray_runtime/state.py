@@ -13,6 +13,8 @@ import torch.distributed as dist
 from transformers import PretrainedConfig
 
 from rlflow.backends.ray_runtime.data import DataSet, open_data
+from rlflow.backends.ray_runtime.devices.cpu import Cpu
+from rlflow.backends.ray_runtime.devices.device import Device
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
@@ -96,6 +98,7 @@ class RankState:
     """All pools of the run."""
     channels: dict[str, WeightChannel] = field(default_factory=dict)
     """This rank's ends of the plan's reshards, by id."""
+    device: Device = field(default_factory=Cpu)
     models: dict[str, ModelState] = field(default_factory=dict)
     data: dict[str, DataSet] = field(default_factory=dict)
     rewards: dict[str, RewardPool] = field(default_factory=dict)
@@ -186,9 +189,8 @@ class RankState:
         for reshard in self.plan.reshards:
             if self.pool in (reshard.source, reshard.target):
                 with blame(reshard.readers[0]):
-                    self.channels[reshard.id] = open_channel(
-                        self.plan, reshard, self.all, self.models[reshard.model].config
-                    )
+                    config, device = self.models[reshard.model].config, self.device.torch_device
+                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, config, device)
 
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
@@ -280,8 +282,17 @@ class RankState:
                 kind = "shared" if self._owner(name) is not None else source.kind
                 built[name] = derive(self._build(source.of, built), kind)
             else:
-                built[name] = load_model(source, self.base_dir)
+                built[name] = self._on_device(load_model(source, self.base_dir))
         return built[name]
+
+    def _on_device(self, loaded: LoadedModel) -> LoadedModel:
+        """Where this rank computes, with the kernels that the device has."""
+        if self.device.kind != "cpu":
+            from rlflow.backends.ray_runtime.kernels.serve import serve
+
+            loaded.model.to(self.device.torch_device)
+            serve(loaded.model)
+        return loaded
 
     def _compute(self, name: str) -> Literal["fp32", "bf16"]:
         source = self.plan.model(name).source

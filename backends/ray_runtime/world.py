@@ -59,10 +59,10 @@ class World:
             first += count
         raise KeyError(pool)
 
-    def join(self, address: str) -> None:
+    def join(self, address: str, backend: str = "gloo") -> None:
         """Connect with the ranks of all pools; `address` is host:port of the first of all."""
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"tcp://{address}",
             rank=self.number,
             world_size=self.total,

@@ -36,6 +36,7 @@ RUNTIME = (
     "RLF4010",
     "RLF4011",
     "RLF4012",
+    "RLF4020",
     *(code for code in CODES if code >= "RLF5"),
 )
 """Codes that no .rlflow text gives by itself."""
