@@ -10,10 +10,10 @@ DEMO := examples/grpo_arithmetic.rlflow
 DEMO_DATA := examples/data/arithmetic.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check bench validation headline clean
+.PHONY: help setup demo test test-browser lint check bench validation headline clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: $(STAMP) ## Make .venv and install rlflow with everything for development
 
@@ -41,6 +41,9 @@ $(DEMO_DATA): | $(STAMP)
 
 test: $(STAMP) ## Run all tests (ARGS="-k graph" runs some)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-browser: $(STAMP) ## Run the tests of the HTML report in headless Chromium, where that is installed
+	$(BIN)/python -m pytest --browser tests/browser -rs $(ARGS)
 
 lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlflow import __version__
 from rlflow.diagnostics import RunFailure
-from rlflow.driver import Options, changed_sources, compile, find_base_dir, load_plan
+from rlflow.driver import changed_sources
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
@@ -243,6 +243,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_run_json(run_dir: Path) -> dict[str, Any]:
+    """What `write_run_json` wrote; empty where there is nothing yet, or nothing that can be read."""
+    try:
+        body = json.loads((run_dir / "run.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
 def write_run_json(request: RunRequest, status: str, started: float, facts: dict[str, Any]) -> None:
     """What ran, on what, and how it ended."""
     versions = {"rlflow": __version__, "python": platform.python_version()}
@@ -263,34 +272,3 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "parameters": facts.get("parameters", {}),
     }
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
-
-
-def run_path(
-    path: str | Path,
-    options: Options,
-    *,
-    run_dir: str | Path | None = None,
-    steps: int | None = None,
-    seed: int | None = None,
-    allow_changed: bool = False,
-    address: str | None = None,
-    progress: Progress | None = None,
-) -> RunEnd:
-    """Run a .rlflow file or a plan file. Raises CompileError, RunFailure, RunFolderError, KeyboardInterrupt."""
-    path = Path(path)
-    if path.suffix == ".json":
-        plan = load_plan(path)
-        base_dir = find_base_dir(plan, path)
-        check_sources(plan, base_dir, allow_changed)
-    else:
-        plan = compile(path, options)
-        base_dir = Path(plan.sources[0].path).parent
-    folder = Path(run_dir) if run_dir is not None else default_run_dir(plan)
-    open_run_dir(folder, resume=False)
-    if progress is None:
-        from rich.console import Console
-
-        from rlflow.backends.visualizers.progress import Progress
-
-        progress = Progress(None, Console(stderr=True, quiet=True))
-    return execute(RunRequest(plan, base_dir, folder, steps, seed, address=address), progress)

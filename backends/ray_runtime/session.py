@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -110,31 +112,49 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
         ray.shutdown()
 
 
+@dataclass(frozen=True)
+class Reserved:
+    """Resources that Ray has set aside: a bundle for every host of the plan."""
+
+    group: PlacementGroup
+    bundle_of: Mapping[str, int]
+
+
 @contextlib.contextmanager
-def reserved(pool: Pool) -> Iterator[PlacementGroup]:
-    """A placement group with a bundle per rank. RLF5008 with wanted and available when it is not given in time."""
-    group = placement_group([{"CPU": 1.0}] * len(pool.ranks), strategy="PACK", name=f"rlflow-{pool.name}-{os.getpid()}")
+def reserved(pools: Sequence[Pool]) -> Iterator[Reserved]:
+    """A placement group with the ranks of every host of the plan in one bundle, so that they are on one machine.
+
+    RLF5008 with wanted and available when it is not given in time.
+    """
+    wanted = Counter(place.host for pool in pools for place in pool.ranks)
+    bundles = [{"CPU": float(count)} for count in wanted.values()]
+    group = placement_group(bundles, strategy="PACK", name=f"rlflow-{os.getpid()}")
     try:
         # Short waits: a single long one would not let Ctrl-C through.
         until = time.monotonic() + PLACE_DEADLINE_S
         while not group.wait(timeout_seconds=_POLL_S):
             if time.monotonic() > until:
-                raise _not_placed(pool)
-        yield group
+                raise _not_placed(pools, list(wanted.values()))
+        yield Reserved(group, {host: index for index, host in enumerate(wanted)})
     finally:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
 
 
-def _not_placed(pool: Pool) -> RunFailure:
+def _not_placed(pools: Sequence[Pool], bundles: list[int]) -> RunFailure:
     have = ray.available_resources().get("CPU", 0.0)
     total = ray.cluster_resources().get("CPU", 0.0)
+    names = ", ".join(f"`{pool.name}`" for pool in pools)
+    kinds = Counter(bundles)
+    wanted = " and ".join(
+        f"{count} bundle{'s' * (count > 1)} of {size} CPU{'s' * (size > 1)}" for size, count in kinds.items()
+    )
     return RunFailure(
         "RLF5008",
-        f"Ray did not give pool `{pool.name}` its resources within {PLACE_DEADLINE_S:g} s",
+        f"Ray did not give pool{'s' * (len(pools) > 1)} {names} what they need within {PLACE_DEADLINE_S:g} s",
         notes=(
-            f"wanted: {len(pool.ranks)} bundles of 1 CPU",
+            f"wanted: {wanted}, each on one machine",
             f"the cluster has {total:g} CPUs, {have:g} of them free",
         ),
-        help=("use a smaller pool, or free the cluster",),
+        help=("use smaller pools, or free the cluster",),
     )

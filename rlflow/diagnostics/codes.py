@@ -64,6 +64,11 @@ CODES: Final[dict[str, str]] = {
     "RLF4005": "not-a-profile",
     "RLF4006": "foreign-profile",
     "RLF4007": "not-in-profile",
+    "RLF4008": "unknown-target",
+    "RLF4009": "not-overwritten",
+    "RLF4010": "wrong-launch-option",
+    "RLF4011": "too-large-to-ship",
+    "RLF4012": "mixed-hosts",
     # 5xxx runtime
     "RLF5001": "model-without-weights",
     "RLF5002": "bad-data-row",
@@ -83,6 +88,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5016": "too-few-groups",
     "RLF5017": "environment-failed",
     "RLF5018": "weights-not-published",
+    "RLF5019": "waited-too-long",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
