@@ -57,6 +57,8 @@ def test_a_full_queue_holds_its_writers_back() -> None:
 
 @pytest.mark.parametrize("call", ["put", "take"])
 def test_waiting_too_long_says_how_things_stand(call: str) -> None:
+    """A rank turns the text into RLF5019."""
+
     async def scenario() -> Any:
         actor = QueueActor(settings(deadline_s=0.02))
         if call == "take":
