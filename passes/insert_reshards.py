@@ -34,6 +34,7 @@ class InsertReshards(Pass):
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
         wanted = _wanted(flow)
+        _check_pins(wanted, context)
         if not wanted:
             return flow
         from rlflow.passes.analysis.costs import Costs
@@ -65,7 +66,28 @@ def _wanted(flow: Flow) -> list[tuple[Node, list[Node]]]:
     return [(flow.nodes[trainer], readers) for (trainer, _, _), readers in groups.items()]
 
 
+def _check_pins(wanted: list[tuple[Node, list[Node]]], context: PassContext) -> None:
+    """`reshard` of a `place` concerns weights that are trained on the same devices in another layout."""
+    moved = {
+        reader.id
+        for trainer, readers in wanted
+        for reader in readers
+        if trainer.placement is not None and reader.placement is not None
+        if trainer.placement.pool == reader.placement.pool
+    }
+    for place in context.schedule.places:
+        if place.reshard is not None and not moved.intersection(place.nodes):
+            context.error(
+                "RLF2006",
+                f"`reshard = {place.reshard}` concerns weights that are trained on the same pool in another layout, "
+                "and no stage placed here reads such",
+                place.settings.get("reshard", place.span),
+                help=("leave it out",),
+            )
+
+
 def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context: PassContext) -> Reshard | None:
+    from rlflow.passes.analysis.in_place import storages
     from rlflow.reshard.atoms import atom_classes
     from rlflow.reshard.buckets import plan_buckets, split_tensors
     from rlflow.reshard.catalogue import catalogue
@@ -75,7 +97,6 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
     from rlflow.reshard.mapping import map_ranks
     from rlflow.reshard.plan import plan_reshard
     from rlflow.reshard.shards import Sharding
-    from rlflow.reshard.storage import Storage
 
     assert isinstance(trainer.op, Train)
     architecture = context.architectures.get(trainer.op.model)
@@ -88,10 +109,7 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
     shared = source.name == target.name
     size = len(source.host_of_rank)
     first = 0 if shared else size
-    dtype = "bfloat16" if costs.precision(trainer.op.model).weights == 2 else "float32"
-    before, after = (  # a vocabulary that tp does not divide is padded, at each end to a multiple of its own tp
-        Storage(vocabulary_multiple=layout.tp, dtype=dtype, mtp=False) for layout in (here.layout, there.layout)
-    )
+    before, after = storages((here.layout, there.layout), costs.precision(trainer.op.model))
     vocabulary = int(architecture.facts["vocab_size"])
     padded = (before.padded_vocabulary(vocabulary), after.padded_vocabulary(vocabulary))
     fabric = _fabric(source, target, costs)

@@ -32,9 +32,10 @@ class InsertSwaps(Pass):
     """Lay out the memory of every device over one step, and move what does not fit.
 
     Where everything fits nothing moves. Otherwise the interval program chooses what leaves in which gap between its
-    uses, at the least cost of copying and rebuilding; caches of keys and values take what generation leaves them. What
-    cannot fit even so is an error that names the stage, both numbers and what is needed at once. Pools whose devices or
-    models are not known in bytes are left alone.
+    uses, at the least cost of copying and rebuilding; caches of keys and values take what generation leaves them. Where
+    a reshard cannot have both layouts on a device, and where the schedule says so, it is done in place. What cannot fit
+    even so is an error that names the stage, both numbers and what is needed at once. Pools whose devices or models are
+    not known in bytes are left alone.
     """
 
     name: ClassVar[str] = "insert-swaps"
@@ -48,32 +49,45 @@ class InsertSwaps(Pass):
         from rlflow.passes.analysis.costs import Costs
 
         costs = Costs(flow, context)
-        decisions: list[Decision] = []
         for pool in accelerators:
-            decisions += _plan_pool(flow, pool, costs, context)
-        return replace(flow, decisions=(*flow.decisions, *decisions))
+            flow, decided = _plan_pool(flow, pool, costs, context)
+            flow = replace(flow, decisions=(*flow.decisions, *decided))
+        return flow
 
 
-def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -> list[Decision]:
+def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -> tuple[Flow, list[Decision]]:
+    """The flow with the reshards of the pool that are done in place, and what is decided about its memory."""
+    from rlflow.passes.analysis.in_place import chosen, done_as_pinned, next_in_place
     from rlflow.passes.analysis.memory.choice import Infeasible
     from rlflow.passes.analysis.memory.swap import plan_swaps
 
     device = _device(pool, costs, context)
     if device is None:
-        return []
+        return flow, []
     stages = _stages(flow, pool, costs, device.hbm_bytes, context)
     if not stages:
-        return []
+        return flow, []
     swapping = _may_swap(pool, context)
-    residents, period = _residents(flow, pool, stages)
-    residents = _fit_caches(residents, period, stages, device, swapping)
-    if not swapping:
-        residents = [replace(resident, needed=frozenset(p.name for p in period.phases)) for resident in residents]
-    found = plan_swaps(residents, period, device)
-    if isinstance(found, Infeasible):
-        _report(flow, pool, found, residents, period, device, swapping, context)
-        return []
-    return _decisions(flow, pool, found, residents, period, device, costs)
+    flow = done_as_pinned(flow, pool, swapping, costs)
+    if context.has_errors:
+        return flow, []
+    choices: list[Decision] = []
+    beside: Infeasible | None = None
+    while True:
+        residents, period = _residents(flow, pool, stages, device)
+        residents = _fit_caches(residents, period, stages, device, swapping)
+        if not swapping:
+            residents = [replace(resident, needed=frozenset(p.name for p in period.phases)) for resident in residents]
+        found = plan_swaps(residents, period, device)
+        if not isinstance(found, Infeasible):
+            return flow, [*choices, *_decisions(flow, pool, found, residents, period, device, costs)]
+        other = next_in_place(flow, pool, found, swapping, costs)
+        beside = beside or found
+        if other is None or isinstance(other, str):
+            _report(flow, pool, beside, device, swapping, context, other)
+            return flow, []
+        flow, reshard = other
+        choices.append(chosen(reshard, found))
 
 
 def _device(pool: PoolSpec, costs: Costs, context: PassContext) -> Device | None:
@@ -127,7 +141,7 @@ def _may_swap(pool: PoolSpec, context: PassContext) -> bool:
     return next((request.swap for request in context.schedule.pools if request.name == pool.name), True)
 
 
-def _residents(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> tuple[list[Resident], Period]:
+def _residents(flow: Flow, pool: PoolSpec, stages: list[Placed], device: Device) -> tuple[list[Resident], Period]:
     from rlflow.passes.analysis.memory.objects import Period, Phase, exact_seconds
     from rlflow.passes.analysis.residents import residents_of
 
@@ -138,7 +152,10 @@ def _residents(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> tuple[list[R
         phases += [Phase(before[0].phase, before[1], overlap=False)] if before else []
         phases.append(Phase(stage.node.id, exact_seconds(stage.cost.seconds)))
         phases += [Phase(after[0].phase, after[1], overlap=False)] if after else []
-    return residents_of(flow, stages, [arrival for arrival, _ in arrivals.values()]), Period(tuple(phases))
+    residents = residents_of(flow, stages, [arrival for arrival, _ in arrivals.values()])
+    saving = {r.overwritten_in: Fraction(r.bytes, device.d2h) for r in residents if r.overwritten_in}
+    phases = [replace(phase, seconds=phase.seconds + saving.get(phase.name, 0)) for phase in phases]
+    return residents, Period(tuple(phases))
 
 
 def _arrivals(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> dict[tuple[str, bool], tuple[Arrival, Fraction]]:
@@ -157,7 +174,8 @@ def _arrivals(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> dict[tuple[st
             if first is not None:
                 sends = reshard.source == pool.name
                 receives = frozenset(reshard.readers)
-                arrival = Arrival(f"reshard {reshard.id}", reshard.model, reshard.bucket_bytes, sends, receives)
+                name, size = f"reshard {reshard.id}", reshard.bucket_bytes
+                arrival = Arrival(name, reshard.model, size, sends, receives, reshard.in_place)
                 found.setdefault((first.node.id, True), (arrival, seconds))
         elif reshard.source == pool.name:
             arrival = Arrival(f"publish {reshard.model}", reshard.model, reshard.bucket_bytes, True)
@@ -194,11 +212,10 @@ def _report(
     flow: Flow,
     pool: PoolSpec,
     found: Infeasible,
-    residents: list[Resident],
-    period: Period,
     device: Device,
     swapping: bool,
     context: PassContext,
+    note: str | None,
 ) -> None:
     """One error: the stage, both numbers, the largest objects, and what would help."""
     span = _span(flow, found.phase)
@@ -217,6 +234,7 @@ def _report(
     ]
     if found.resource == "host" and not device.host_bytes:
         notes.append("how fast a device reaches its host's memory is not known")
+    notes += [note] if note else []
     fixes = _fixes(flow, found.phase, context)
     if not swapping:
         fixes.insert(0, f"`swap = true` on pool `{pool.name}`")
@@ -294,6 +312,8 @@ def _decisions(
             continue
         if instruction.action.value == "rebuild" and instruction.boundary.startswith("reshard "):
             continue  # the reshard itself writes it
+        if instruction.by_phase:
+            continue
         swaps.append(
             Swap(
                 pool=pool.name,
@@ -306,6 +326,21 @@ def _decisions(
                 span=_span(flow, instruction.boundary),
             )
         )
+    for resident in residents:
+        if resident.overwritten_in:
+            us = whole_us(Fraction(resident.bytes, device.d2h))
+            swaps.append(
+                Swap(
+                    pool=pool.name,
+                    action="save",
+                    object=resident.name,
+                    bytes=resident.bytes,
+                    before=resident.overwritten_in,
+                    us=us,
+                    exposed_us=us,
+                    span=_span(flow, resident.overwritten_in),
+                )
+            )
     return [memory, *swaps]
 
 

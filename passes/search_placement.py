@@ -138,6 +138,7 @@ def _place(stage: str, pool: str, layout: Layout, pin: PlaceRequest | None, flow
         sp=layout.sp if trains else None,
         zero=layout.zero if trains else None,
         recompute=layout.recompute if trains else None,
+        reshard=None if pin is None else pin.reshard,
         span=flow.nodes[stage].span if pin is None else pin.span,
         settings={} if pin is None else pin.settings,
     )

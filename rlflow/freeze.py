@@ -189,7 +189,7 @@ class _Freezer:
                     id=f"{swap.action}:{swap.object}",
                     object=swap.object,
                     bytes=swap.bytes,
-                    from_host=swap.action in ("offload", "onload"),
+                    from_host=swap.action in ("offload", "onload", "save"),
                     us=swap.us,
                     exposed_us=swap.exposed_us,
                     because=Because(reason="memory", span=span_ref(swap.span), inserted_by="insert-swaps"),

@@ -31,6 +31,8 @@ class Reshard(PlanPart):
     rounds: int
     mapping: tuple[int, ...] = ()
     all_to_all: bool
+    in_place: bool = False
+    order: tuple[tuple[str, str], ...] = ()
     bound_us: int
     us: int
 

@@ -54,6 +54,7 @@ def reshard_lines(plan: Plan) -> list[Line]:
     for found in plan.reshards:
         how = "all-to-all of experts" if found.all_to_all else f"{found.rounds} rounds"
         how += f", {_split_words(found.split)}" if found.split else ""
+        how += ", in place" if found.in_place else ""
         lines.append(
             (
                 "plain",

@@ -40,7 +40,7 @@ from rlflow.ir.ops import (
     ValueModel,
     Values,
 )
-from rlflow.plan import Because, Instruction, Layout, Pool
+from rlflow.plan import Because, Instruction, Layout, MoveObject, Pool
 from rlflow.plan_parts import SpanRef
 
 
@@ -151,7 +151,7 @@ def describe_instruction(instruction: Instruction) -> str:
     """An instruction in a few words, such as `run samples` or `publish actor`."""
     if instruction.kind == "publish" or instruction.kind == "reshard":
         return f"{instruction.kind} {instruction.model}"
-    if instruction.kind == "offload" or instruction.kind == "onload" or instruction.kind == "drop":
+    if isinstance(instruction, MoveObject):
         return f"{instruction.kind} {instruction.object}"
     if instruction.kind == "put":
         return f"put {instruction.queue}"

@@ -50,6 +50,8 @@ class Arrival:
     """Whether it needs the weights that are trained here."""
     receives: frozenset[str] = frozenset()
     """The stages here whose copy it writes."""
+    in_place: bool = False
+    """Whether it copies the weights that are trained to the host, and writes the copy that is read over them."""
 
 
 def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arrival]) -> list[Resident]:
@@ -58,11 +60,13 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
     - weights that are trained here, and the optimizer: written, so that leaving costs a copy out and a copy back;
     - gradients, activations and what is being computed, keys and values: not kept, dropped at no cost;
     - frozen weights: the host's copy stays valid, so that leaving costs one copy back;
-    - a copy of trained weights in another layout: not kept, since the next reshard writes it anyway.
+    - a copy of trained weights in another layout: not kept, since the next reshard writes it anyway. Where that reshard
+      is in place, the two lie in the same memory: of the larger of them only what the smaller lacks is added.
 
     Stages that read one model in one layout share its weights.
     """
     sending: dict[str, frozenset[str]] = {}
+    over = {arrival.model: arrival for arrival in arrivals if arrival.in_place}
     for arrival in arrivals:
         if arrival.sends:
             sending[arrival.model] = sending.get(arrival.model, frozenset()) | {arrival.phase}
@@ -78,7 +82,15 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
         readers |= sending.get(model, frozenset())
         here = frozenset({stage.node.id})
         found += [
-            Resident(f"{model} weights", model, own.weights, readers, Kind.DIRTY, tag=stage.node.id),
+            Resident(
+                f"{model} weights",
+                model,
+                own.weights,
+                readers,
+                Kind.DIRTY,
+                tag=stage.node.id,
+                overwritten_in=over[model].phase if model in over else "",
+            ),
             Resident(f"{model} gradients", model, own.gradients, here, Kind.DROPPABLE, tag=stage.node.id),
             Resident(f"{model} optimizer", model, own.optimizer, here, Kind.DIRTY, tag=stage.node.id),
         ]
@@ -94,14 +106,22 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
         frozen = not flow.models[model].trainable
         uses = frozenset(stage.node.id for stage in readers_of)
         size = max(stage.cost.static.weights for stage in readers_of)
+        place = over.get(model)
+        place = place if place is not None and uses & place.receives else None
+        if place is not None:
+            more = max(0, size - trained[model].cost.static.weights)
+            found.append(
+                Resident(f"{place.phase} room", model, more, frozenset({place.phase}), Kind.DROPPABLE, tag=model)
+            )
         found.append(
             Resident(
                 f"{model} weights{number}" if frozen or model not in trained else f"{model} rollout weights{number}",
                 model,
                 size,
-                uses if frozen else uses | {a.phase for a in arrivals if uses & a.receives},
+                uses if frozen or place else uses | {a.phase for a in arrivals if uses & a.receives},
                 Kind.CLEAN if frozen else Kind.DROPPABLE,
                 tag=readers_of[0].node.id,
+                written_in="" if place is None else place.phase,
             )
         )
     for arrival in arrivals:
@@ -141,7 +161,8 @@ def _working(node: Node, own: Components) -> list[Resident]:
 
 def is_transient(resident: Resident) -> bool:
     """Whether an object comes and goes with the computing of its stage, so that no instruction moves it."""
-    return resident.kind is Kind.DROPPABLE and len(resident.needed) == 1 and not resident.name.endswith(CACHE)
+    kept = resident.name.endswith(CACHE) or resident.written_in
+    return resident.kind is Kind.DROPPABLE and len(resident.needed) == 1 and not kept
 
 
 def keys_and_values(node: Node) -> str:

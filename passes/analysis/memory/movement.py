@@ -167,14 +167,19 @@ class _Clock:
         for pages in _alike(dropped):
             self._record(Action.DROP, slot, pages, start, start)
         self.held -= sum(size for *_, size in dropped)
+        last = (number - 1) % len(self.period.phases)
+        for n, eviction in enumerate(self.evictions):
+            if eviction.gap.taken_over and eviction.gap.last == last:  # it lies where the others lay
+                self._record(Action.REBUILD, slot, [(n, 0, eviction.bytes)], start, start)
+                self.held += eviction.bytes
+        assert self.held <= self.device.hbm_bytes, "what is written in place fits where it was written"
         leaving = self._copy_out(slot, outs)
         ins, self.late = [*self.late, *ins], []
         left = self._copy_in(slot, ins, leaving, start, None)
         assert not left, "everything has room once what leaves has left"
         end = max(start, self.ended)
-        last = (number - 1) % len(self.period.phases)
         for n, eviction in enumerate(self.evictions):
-            if eviction.gap.rebuilds and eviction.gap.last == last:
+            if eviction.gap.rebuilds and not eviction.gap.taken_over and eviction.gap.last == last:
                 rebuilt = end + self._ticks(eviction.gap.seconds(eviction.bytes, self.device))
                 self._record(Action.REBUILD, slot, [(n, 0, eviction.bytes)], end, rebuilt)
                 self.held += eviction.bytes
