@@ -127,6 +127,7 @@ def _place(stage: str, pool: str, layout: Layout, pin: PlaceRequest | None, flow
     return PlaceRequest(
         (stage,),
         pool,
+        () if pin is None else pin.also,
         tp=layout.tp,
         pp=layout.pp,
         dp=layout.dp,

@@ -10,7 +10,7 @@ from rlflow.diagnostics import Span
 from rlflow.ir import decisions
 from rlflow.ir.decisions import Decision, QueueSpec, Stale
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage, reads_model
-from rlflow.ir.ops import FrozenModel, Score, Take, Train, ValueModel
+from rlflow.ir.ops import FrozenModel, Generate, Join, Score, Take, Train, ValueModel
 from rlflow.ir.updates import updates_of
 from rlflow.plan import (
     COLLECTIVE_TIMEOUT_S,
@@ -30,6 +30,7 @@ from rlflow.plan import (
     PutRows,
     Queue,
     RankPlace,
+    Reason,
     ReshardWeights,
     RewardDecl,
     RunStage,
@@ -126,7 +127,8 @@ def collective_timeout_s(flow: Flow) -> int:
 
 def _because(node: Node) -> Because:
     if node.inserted_by:
-        return Because(reason="old-logprobs", span=span_ref(node.span), inserted_by=node.inserted_by)
+        reason: Reason = "several-pools" if isinstance(node.op, Generate | Join) else "old-logprobs"
+        return Because(reason=reason, span=span_ref(node.span), inserted_by=node.inserted_by)
     return Because(reason="written", span=span_ref(node.span))
 
 

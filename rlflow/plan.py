@@ -43,6 +43,7 @@ Reason = Literal[
     "written",
     "weights-changed",
     "old-logprobs",
+    "several-pools",
     "asynchronous-call",
     "keep-progress",
     "other-pool",

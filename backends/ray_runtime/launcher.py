@@ -13,6 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlflow.backends.ray_runtime.accepted import refuse_lent_devices
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
 from rlflow.backends.ray_runtime.failures import root_cause, worker_died
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
@@ -71,6 +72,7 @@ class RunObserver:
 
 def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd:
     """Run the plan to its end or to the user's Ctrl-C. Raises RunFailure, KeyboardInterrupt on a second Ctrl-C."""
+    refuse_lent_devices(plan)
     pool = _only_pool(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from rlflow.ir.ops import (
     GroupNormalize,
     GymData,
     HfModel,
+    Join,
     KlReward,
     Logprobs,
     Lora,
@@ -53,6 +54,7 @@ def describe_op(op: Op) -> str:
         text += " greedy" if op.temperature == 0 else f" temperature={op.temperature:g}"
         text += "" if op.top_p == 1.0 else f" top_p={op.top_p:g}"
         text += "" if op.top_k == 0 else f" top_k={op.top_k}"
+        text += "" if not op.part else f" prompts {op.part[0] + 1} to {op.part[1]}"
         return text + ("" if op.environment is None else f" in {op.environment} turns={op.turns}")
     if isinstance(op, Logprobs):
         return f"logprobs of {op.model} temperature={op.temperature:g}"
@@ -62,6 +64,8 @@ def describe_op(op: Op) -> str:
         return f"score with the model {op.model}"
     if isinstance(op, Values):
         return f"values of {op.model}"
+    if isinstance(op, Join):
+        return "join the rows of several pools"
     if isinstance(op, Train):
         batch = "whole batch" if op.minibatch == 0 else f"minibatch={op.minibatch}"
         return f"train {batch}" + ("" if op.epochs == 1 else f" epochs={op.epochs}")

@@ -65,7 +65,8 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRequest:
-    """`nodes` are ids of stages; `pool` a requested pool, or `cpu` for Python stages; None = open.
+    """`nodes` are ids of stages; `pool` a requested pool, or `cpu` for Python stages; None = open. `also` are further
+    pools that sample for the stages.
 
     The axes and the other settings of a layout are those of `rlflow.ir.flow.Layout`. `reshard`: whether weights that
     are trained on the same devices in another layout are laid out anew `in_place` or `beside` them.
@@ -73,6 +74,7 @@ class PlaceRequest:
 
     nodes: tuple[str, ...]
     pool: str
+    also: tuple[str, ...] = ()
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
