@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from rlflow.amounts import gib, whole_us
 from rlflow.diagnostics import Span
 from rlflow.ir.decisions import Decision, Memory, MemoryPhase, Reshard, Swap
-from rlflow.ir.flow import STEP, Flow, PoolSpec, Stage, reads_model
-from rlflow.ir.ops import Generate
+from rlflow.ir.flow import STEP, Flow, Node, PoolSpec, Stage, reads_model
+from rlflow.ir.ops import Generate, Train
 from rlflow.passes.base import Pass, PassContext
 from rlflow.values import dataclass
 
@@ -133,8 +133,24 @@ def _stages(flow: Flow, pool: PoolSpec, costs: Costs, capacity: int, context: Pa
         if isinstance(node.op, Generate):
             smallest = costs.cost(node, memory_bytes=1)
             least = 0 if smallest is None else smallest.static.kv_cache
-        found.append(Placed(node, cost, least))
+        found.append(Placed(node, cost, least, merged=_merged(flow, node, costs)))
     return found
+
+
+def _merged(flow: Flow, node: Node, costs: Costs) -> int:
+    """Bytes of the layers of which a stage reads a copy with adapters added in: what samples, and what is elsewhere."""
+    from rlflow.passes.analysis.adapted import lora_of, merged_bytes
+
+    model = reads_model(node.op)
+    assert model is not None
+    trainer = next((n for n in flow.nodes.values() if isinstance(n.op, Train) and n.op.model == model), None)
+    if lora_of(flow, model) is None or trainer is None or node.id == trainer.id:
+        return 0
+    here, there = trainer.placement, node.placement
+    assert here is not None and here.layout is not None  # noqa: PT018
+    assert there is not None and there.layout is not None  # noqa: PT018
+    same = here.pool == there.pool and here.layout.weights == there.layout.weights
+    return 0 if same and not isinstance(node.op, Generate) else merged_bytes(model, there.layout, costs)
 
 
 def _may_swap(pool: PoolSpec, context: PassContext) -> bool:
@@ -175,7 +191,8 @@ def _arrivals(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> dict[tuple[st
                 sends = reshard.source == pool.name
                 receives = frozenset(reshard.readers)
                 name, size = f"reshard {reshard.id}", reshard.bucket_bytes
-                arrival = Arrival(name, reshard.model, size, sends, receives, reshard.in_place)
+                how = {"adapters": reshard.adapters, "in_place": reshard.in_place}
+                arrival = Arrival(name, reshard.model, size, sends, receives, **how)
                 found.setdefault((first.node.id, True), (arrival, seconds))
         elif reshard.source == pool.name:
             arrival = Arrival(f"publish {reshard.model}", reshard.model, reshard.bucket_bytes, True)

@@ -31,6 +31,7 @@ class Reshard(PlanPart):
     rounds: int
     mapping: tuple[int, ...] = ()
     all_to_all: bool
+    adapters: bool = False
     in_place: bool = False
     order: tuple[tuple[str, str], ...] = ()
     bound_us: int

@@ -73,6 +73,8 @@ def _inserted(plan: Plan) -> list[str]:
             f"{size(reshard.bucket_bytes)}"
         )
         mapped = ", ranks mapped to what is there" if reshard.mapping else ""
+        if reshard.adapters:
+            mapped += "; adapters only, which the readers add to the frozen weights that they keep"
         if reshard.in_place:
             staged = sum(act == "stage" for act, _ in reshard.order)
             mapped += (

@@ -58,7 +58,8 @@ def reshard_lines(plan: Plan) -> list[Line]:
         lines.append(
             (
                 "plain",
-                f"  {found.model} {found.source}->{found.target}: {size(found.received)} received (redundancy "
+                f"  {found.model}{' adapters' if found.adapters else ''} {found.source}->{found.target}: "
+                f"{size(found.received)} received (redundancy "
                 f"{found.redundancy:.0%}), {size(found.local)} kept; busiest device "
                 f"{size(found.busiest)}, buckets {size(found.bucket_bytes)}, {how}; {seconds(found.us)}, links allow "
                 f"{seconds(found.bound_us)}",

@@ -16,6 +16,7 @@ from rlflow.cost.roles import stage_cost
 from rlflow.cost.stages import ComputeOptions, EngineOptions, Role, StageCost, Workload
 from rlflow.ir.flow import Flow, Layout, Node, PoolSpec, reads_model
 from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Train, ValueModel, Values
+from rlflow.passes.analysis.adapted import lora_of
 from rlflow.passes.analysis.work import MEAN_SHARE, Work, work_of
 from rlflow.passes.base import PassContext
 
@@ -114,22 +115,14 @@ class Costs:
 
     def adapters(self, name: str) -> int | None:
         """Parameters of a model's adapters; None where all of its weights are trained."""
-        lora = getattr(self.flow.models[name].source, "lora", None)
+        lora = lora_of(self.flow, name)
         architecture = self.context.architectures.get(name)
         if lora is None or architecture is None:
             return None
+        from rlflow.reshard.adapters import adapters_of
         from rlflow.reshard.catalogue import catalogue
 
-        total = 0
-        for tensor in catalogue(architecture, mtp=False):
-            parts = tensor.name.split(".")
-            if len(tensor.shape) != 2 or "layers" not in parts:
-                continue
-            layer = parts[-2]
-            attention = "self_attn" in parts
-            if lora.targets == "all_linear" or (attention and lora.targets == "attention") or layer in lora.targets:
-                total += lora.rank * sum(tensor.shape)
-        return total
+        return adapters_of(catalogue(architecture, mtp=False), lora).elements
 
 
 def _of_adapters(cost: StageCost, parameters: int, layout: Layout) -> StageCost:

@@ -63,6 +63,8 @@ def obstacle(flow: Flow, reshard: Reshard, swapping: bool) -> tuple[str, str, st
             f"the host keeps the trained weights meanwhile, and swapping is off on pool `{reshard.target}`",
             "`swap = true` on the pool",
         )
+    if reshard.adapters:
+        return "RLF2006", "only its adapters are sent, and its weights stay as they are", "leave it out"
     if len(others) > 1:
         return (
             "RLF4003",

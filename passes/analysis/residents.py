@@ -9,6 +9,7 @@ from rlflow.cost.components import Components
 from rlflow.cost.stages import StageCost
 from rlflow.ir.flow import Flow, Layout, Node, reads_model
 from rlflow.ir.ops import FrozenModel, Generate, Train
+from rlflow.passes.analysis.adapted import lora_of
 from rlflow.passes.analysis.memory.objects import Kind, Resident
 
 CACHE = "keys and values"
@@ -24,6 +25,8 @@ class Placed:
     """Bytes of keys and values of one longest sequence; 0 for stages without a cache."""
     twin: str = ""
     """The model whose tensors these weights are: the base of a model of which only adapters are trained."""
+    merged: int = 0
+    """Bytes of the layers of which it reads a copy with the adapters added in, beside the frozen ones."""
 
     @property
     def layout(self) -> Layout:
@@ -50,6 +53,8 @@ class Arrival:
     """Whether it needs the weights that are trained here."""
     receives: frozenset[str] = frozenset()
     """The stages here whose copy it writes."""
+    adapters: bool = False
+    """Whether it brings adapters only, which are added to frozen weights that are here already."""
     in_place: bool = False
     """Whether it copies the weights that are trained to the host, and writes the copy that is read over them."""
 
@@ -63,6 +68,9 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
     - a copy of trained weights in another layout: not kept, since the next reshard writes it anyway. Where that reshard
       is in place, the two lie in the same memory: of the larger of them only what the smaller lacks is added.
 
+    Of a model of which only adapters are trained the weights are frozen. What samples from it reads, of the adapted
+    layers, a second copy with the adapters added in; the frozen ones of them are needed only to make it.
+
     Stages that read one model in one layout share its weights.
     """
     sending: dict[str, frozenset[str]] = {}
@@ -75,11 +83,12 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
     twins = _twins(flow, stages, trained)
     stages = [replace(stage, twin=twins.get(stage.node.id, "")) for stage in stages]
     for model, stage in trained.items():
-        own = stage.cost.static
+        own, adapters = stage.cost.static, lora_of(flow, model) is not None
         readers = frozenset(
             s.node.id for s in stages if model in (s.model, s.twin) and s.layout.weights == stage.layout.weights
         )
-        readers |= sending.get(model, frozenset())
+        sent = sending.get(model, frozenset())
+        readers |= frozenset() if adapters else sent
         here = frozenset({stage.node.id})
         found += [
             Resident(
@@ -87,13 +96,24 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
                 model,
                 own.weights,
                 readers,
-                Kind.DIRTY,
+                Kind.CLEAN if adapters else Kind.DIRTY,
                 tag=stage.node.id,
                 overwritten_in=over[model].phase if model in over else "",
             ),
             Resident(f"{model} gradients", model, own.gradients, here, Kind.DROPPABLE, tag=stage.node.id),
-            Resident(f"{model} optimizer", model, own.optimizer, here, Kind.DIRTY, tag=stage.node.id),
+            Resident(
+                f"{model} optimizer",
+                model,
+                own.optimizer,
+                here | sent if adapters else here,  # with the adapters themselves
+                Kind.DIRTY,
+                tag=stage.node.id,
+            ),
         ]
+        sampling = [s for s in stages if s.model == model and s.merged and s.layout.weights == stage.layout.weights]
+        if sampling:
+            uses = frozenset(s.node.id for s in sampling)
+            found.append(_merged(model, sampling, uses))
     copies: dict[tuple[str, Layout], list[Placed]] = {}
     for stage in stages:
         trainer = trained.get(stage.twin or stage.model)
@@ -103,6 +123,9 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
     for (model, _), readers_of in copies.items():
         names[model] = names.get(model, 0) + 1
         number = f" {names[model]}" if names[model] > 1 else ""
+        if any(stage.merged for stage in readers_of):
+            found += _with_adapters(model, number, readers_of, arrivals)
+            continue
         frozen = not flow.models[model].trainable
         uses = frozenset(stage.node.id for stage in readers_of)
         size = max(stage.cost.static.weights for stage in readers_of)
@@ -135,13 +158,31 @@ def residents_of(flow: Flow, stages: Sequence[Placed], arrivals: Sequence[Arriva
     return [resident for resident in found if resident.bytes]
 
 
+def _merged(model: str, stages: Sequence[Placed], needed: frozenset[str], number: str = "") -> Resident:
+    size = max(stage.merged for stage in stages)
+    return Resident(f"{model} merged weights{number}", model, size, needed, Kind.DROPPABLE, tag=stages[0].node.id)
+
+
+def _with_adapters(model: str, number: str, stages: Sequence[Placed], arrivals: Sequence[Arrival]) -> list[Resident]:
+    """What stages in another layout than the one that trains keep of a model with adapters."""
+    uses = frozenset(stage.node.id for stage in stages)
+    coming = frozenset(arrival.phase for arrival in arrivals if uses & arrival.receives)
+    under, tag = max(stage.merged for stage in stages), stages[0].node.id
+    rest = max(stage.cost.static.weights for stage in stages) - under
+    return [
+        Resident(f"{model} frozen weights{number}", model, rest, uses, Kind.CLEAN, tag=tag),
+        Resident(f"{model} weights under adapters{number}", model, under, coming, Kind.CLEAN, tag=tag),
+        _merged(model, stages, uses | coming, number),
+    ]
+
+
 def _twins(flow: Flow, stages: Sequence[Placed], trained: dict[str, Placed]) -> dict[str, str]:
     """Stage to the model that it shares tensors with: a frozen copy of a model with adapters is that model's base."""
     found = {}
     for stage in stages:
         source = flow.models[stage.model].source
         if isinstance(source, FrozenModel) and source.of in trained:
-            if getattr(flow.models[source.of].source, "lora", None) is not None:
+            if lora_of(flow, source.of) is not None:
                 found[stage.node.id] = source.of
     return found
 

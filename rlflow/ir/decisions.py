@@ -108,6 +108,8 @@ class Reshard:
     order."""
     all_to_all: bool = False
     """Whether it is an exchange of experts among the devices that hold them."""
+    adapters: bool = False
+    """Whether only adapters are sent, in 32 bits, which the readers add to the frozen weights that they keep."""
     in_place: bool = False
     """Whether the new parts take over the memory of those that are trained, which the host keeps until they train
     again. Beside the larger of the two layouts a device then has the buckets only."""
