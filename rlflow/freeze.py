@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal, TypeVar
 
 from rlflow.diagnostics import Span
@@ -52,6 +52,7 @@ from rlflow.plan_decisions import (
     StageEstimate,
 )
 from rlflow.plan_parts import PlanPart, SpanRef
+from rlflow.values import dataclass
 
 PartT = TypeVar("PartT", bound=PlanPart)
 

@@ -5,7 +5,7 @@ Nothing is estimated where a fact is missing: the reason is kept, so that it can
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rlflow.cost.components import FULL, MIXED, Precision
 from rlflow.cost.dimensions import Dimensions, dimensions
@@ -19,6 +19,7 @@ from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Train, Va
 from rlflow.passes.analysis.adapted import lora_of
 from rlflow.passes.analysis.work import MEAN_SHARE, Work, work_of
 from rlflow.passes.base import PassContext
+from rlflow.values import dataclass
 
 ROLES: dict[type, Role] = {
     Train: "train",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlflow.cost.components import Components
 from rlflow.cost.stages import StageCost
@@ -11,6 +11,7 @@ from rlflow.ir.flow import Flow, Layout, Node, reads_model
 from rlflow.ir.ops import FrozenModel, Generate, Train
 from rlflow.passes.analysis.adapted import lora_of
 from rlflow.passes.analysis.memory.objects import Kind, Resident
+from rlflow.values import dataclass
 
 CACHE = "keys and values"
 

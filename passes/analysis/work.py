@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlflow.ir.flow import EdgeKind, Flow, Node
 from rlflow.ir.ops import Generate, Logprobs, ModelScore, Take, Train, Values
 from rlflow.ir.typesystem import RowsType
+from rlflow.values import dataclass
 
 PROMPT_TOKENS = 256
 """Assumed length of a prompt, where the context leaves room for it: what data hold is known only when they are read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
@@ -20,6 +20,7 @@ from rlflow.passes.analysis.memory.program import (
     host_holds_all,
     overflow,
 )
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ phases circular-ones instead of interval (Bartholdi, Orlin, Ratliff 1980).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Resident
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

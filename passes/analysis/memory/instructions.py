@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.gaps import Eviction, Gap
 from rlflow.passes.analysis.memory.movement import Action, Move, Movement
 from rlflow.passes.analysis.memory.objects import Period
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from itertools import groupby
@@ -18,6 +17,7 @@ from rlflow.passes.analysis.memory.gaps import Eviction
 from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Resident
 from rlflow.passes.analysis.memory.program import overflow
 from rlflow.passes.analysis.memory.spread import Page, Step, spread
+from rlflow.values import dataclass
 
 
 class Action(Enum):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
+
+from rlflow.values import dataclass
 
 DEFAULT_PAGE_BYTES = 64 * 2**20
 """What one copy moves where nothing else is said: long enough for full link speed, short enough to overlap."""

@@ -8,12 +8,12 @@ the relaxation is integral in pages of one size. A cyclic order is circular-ones
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.gaps import Eviction, Gap
 from rlflow.passes.analysis.memory.objects import Device, Period, Resident
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

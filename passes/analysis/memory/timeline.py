@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
@@ -11,6 +10,7 @@ from rlflow.passes.analysis.memory.gaps import Eviction
 from rlflow.passes.analysis.memory.host import kept_copies, standing_copies
 from rlflow.passes.analysis.memory.movement import Action, Move, Movement
 from rlflow.passes.analysis.memory.objects import Period, Resident
+from rlflow.values import dataclass
 
 Contents = tuple[tuple[str, int], ...]
 """(object, bytes), largest first, without objects of 0 bytes."""
