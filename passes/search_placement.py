@@ -130,7 +130,7 @@ def _place(stage: str, pool: str, layout: Layout, pin: PlaceRequest | None, flow
         () if pin is None else pin.also,
         tp=layout.tp,
         pp=layout.pp,
-        dp=layout.dp,
+        dp=None if pin is not None and pin.also else layout.dp,  # what is left of each of several pools
         ep=layout.ep,
         cp=layout.cp,
         etp=layout.etp if layout.ep > 1 or layout.etp > 1 or layout.tp > 1 else None,
