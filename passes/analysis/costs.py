@@ -17,7 +17,7 @@ from rlflow.cost.stages import ComputeOptions, EngineOptions, Role, StageCost, W
 from rlflow.ir.flow import Flow, Layout, Node, PoolSpec, reads_model
 from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Train, ValueModel, Values
 from rlflow.passes.analysis.adapted import lora_of
-from rlflow.passes.analysis.work import MEAN_SHARE, Work, work_of
+from rlflow.passes.analysis.work import Work, work_of
 from rlflow.passes.base import PassContext
 from rlflow.values import dataclass
 
@@ -137,9 +137,10 @@ def _of_adapters(cost: StageCost, parameters: int, layout: Layout) -> StageCost:
 
 
 def workload(work: Work) -> Workload:
-    """The batch with assumed lengths: prompts as long as assumed, responses lognormal and cut off at max_new."""
-    mean = max(1.0, work.max_new * MEAN_SHARE)
-    response = Lognormal.of_mean(mean, work.max_new) if work.max_new > 4 else Fixed(work.max_new)
+    """The batch with the lengths that are stated or assumed: prompts of one length, responses lognormal and cut off at
+    max_new."""
+    spread = work.max_new > 4 and work.mean_new < work.max_new
+    response = Lognormal.of_mean(work.mean_new, work.max_new) if spread else Fixed(work.max_new)
     return Workload(
         prompts=work.prompts,
         prompt=Fixed(work.prompt_tokens),

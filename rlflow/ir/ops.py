@@ -138,6 +138,8 @@ class Generate:
     """Multi-turn: after every turn of the model the environment answers, up to `turns` turns. Adds `mask`, which is 0
     on the environment's tokens; `max_new` bounds all tokens after the prompt."""
     turns: int = 1
+    mean_new: int | None = None
+    """tokens; what estimates take for the mean of a response. None = not said."""
     part: tuple[int, int] | None = None
     """Of the prompts that it reads, those from the first number (from 0) up to the second, without it; None = all.
     Set by the compiler where several pools sample for one stage."""
