@@ -92,7 +92,8 @@ def lay_out(evictions: Sequence[Eviction], residents: Sequence[Resident], period
             Step(
                 tuple(reversed(back[i])),
                 slack[i] - outs[i].end_bytes,
-                slack[i] - outs[i].start_bytes,
+                # On a line, what the first phase lacks began on the host: it has to come, whatever room there is.
+                slack[i] - outs[i].start_bytes if i or period.cyclic else 0,
                 int(period.phases[i].window * device.h2d),
             )
             for i in reversed(range(size))
