@@ -145,7 +145,7 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
     exchange = expert_exchange(plan) if shared and lora is None and context.shapes[trainer.op.model].experts else None
     busiest = max(plan.loads.device_in.values(), default=0) * plan.element_bytes
     sent = max(plan.loads.device_out.values(), default=0) * plan.element_bytes
-    bucket = 0 if buckets is None else min(buckets.capacity_bytes, BUCKET_BYTES, max(busiest, sent))
+    bucket = 0 if buckets is None else min(buckets.capacity_bytes, BUCKET_BYTES)
     bound_us, us = _times(plan.bounds.seconds, busiest, source, target, costs)
     us += 0 if lora is None else _merging(trainer.op.model, there.layout, target, costs)
     return Reshard(

@@ -184,18 +184,21 @@ def _arrivals(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> dict[tuple[st
     found: dict[tuple[str, bool], tuple[Arrival, Fraction]] = {}
     for reshard in flow.decided(Reshard):
         seconds = Fraction(reshard.us, 1_000_000)
+        size = reshard.bucket_bytes
+        if not reshard.in_place:  # buckets are never fuller than what passes through them
+            size = min(size, max(reshard.busiest, reshard.sent))
         here = reshard.target == pool.name
         if here:
             first = next((stage for stage in stages if stage.node.id in reshard.readers), None)
             if first is not None:
                 sends = reshard.source == pool.name
                 receives = frozenset(reshard.readers)
-                name, size = f"reshard {reshard.id}", reshard.bucket_bytes
+                name = f"reshard {reshard.id}"
                 how = {"adapters": reshard.adapters, "in_place": reshard.in_place}
                 arrival = Arrival(name, reshard.model, size, sends, receives, **how)
                 found.setdefault((first.node.id, True), (arrival, seconds))
         elif reshard.source == pool.name:
-            arrival = Arrival(f"publish {reshard.model}", reshard.model, reshard.bucket_bytes, True)
+            arrival = Arrival(f"publish {reshard.model}", reshard.model, size, True)
             found.setdefault((reshard.trainer, False), (arrival, seconds))
     return found
 
