@@ -14,6 +14,7 @@ from rlflow.values import dataclass
 if TYPE_CHECKING:
     from rlflow.passes.analysis.costs import Costs
     from rlflow.reshard.endpoint import Fabric
+    from rlflow.reshard.plan import ReshardPlan
 
 BUCKET_BYTES = 2 * 2**30
 """Beside both layouts on a device, at most: two buffers of 1 GiB, one filled while the other is emptied."""
@@ -119,7 +120,7 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
         before, after = (replace(storage, dtype="float32") for storage in (before, after))
     vocabulary = int(architecture.facts["vocab_size"])
     padded = (before.padded_vocabulary(vocabulary), after.padded_vocabulary(vocabulary))
-    fabric = _fabric(source, target, costs)
+    fabric, nodes = _fabric(source, target, costs)
     try:
         tensors = catalogue(architecture, mtp=False)
         tensors = tensors if lora is None else adapters_of(tensors, lora)
@@ -168,6 +169,7 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
         padded_vocabulary=() if lora is not None or padded == (vocabulary, vocabulary) else padded,
         rounds=0 if buckets is None else len(buckets.rounds),
         mapping=() if devices == tuple(range(first, first + len(devices))) else devices,
+        traffic=_traffic(plan, nodes),
         all_to_all=exchange is not None and exchange.whole_experts,
         adapters=lora is not None,
         bound_us=bound_us,
@@ -214,8 +216,19 @@ def _on_one_node(devices: tuple[int, ...], tp: int, fabric: Fabric) -> bool:
     return all(len(set(nodes[start : start + tp])) == 1 for start in range(0, len(nodes), tp))
 
 
-def _fabric(source: PoolSpec, target: PoolSpec, costs: Costs) -> Fabric:
-    """Devices numbered pool after pool. A node is what the scale-up network joins: a host, or a supernode.
+MAX_NODES = 64
+"""Above, the bytes from every node to every other would be most of the plan."""
+
+
+def _traffic(plan: ReshardPlan, nodes: tuple[str, ...]) -> tuple[tuple[str, str, int], ...]:
+    if len(nodes) > MAX_NODES:
+        return ()
+    return tuple((nodes[start], nodes[end], size) for (start, end), size in plan.node_bytes().items())
+
+
+def _fabric(source: PoolSpec, target: PoolSpec, costs: Costs) -> tuple[Fabric, tuple[str, ...]]:
+    """Devices numbered pool after pool, and the names of the nodes. A node is what the scale-up network joins: a host
+    or a supernode.
 
     Where the links of a device are not known all are taken as equal, so that traffic is balanced all the same.
     """
@@ -236,7 +249,7 @@ def _fabric(source: PoolSpec, target: PoolSpec, costs: Costs) -> Fabric:
             nodes.append(node)
             ports.append(inside)
             ways_out[node] = ways_out.get(node, 0.0) + across
-    return Fabric(tuple(nodes), tuple(ports), ways_out)
+    return Fabric(tuple(nodes), tuple(ports), ways_out), tuple(names)
 
 
 def _times(bound: float, busiest: int, source: PoolSpec, target: PoolSpec, costs: Costs) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""verify-plan: that the plan can run for ever, how long a step takes, and what limits it."""
+"""verify-plan: that the plan can run for ever, that its groups fit the hardware, and what limits a step."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class VerifyPlan(Pass):
         models = [node.id for node in flow.phase_nodes(STEP) if reads_model(node.op) is not None]
         pools = [pool for pool in flow.pools.values() if pool.device != "functions"]
         complete = bool(models) and all(stage in estimated for stage in models)
+        if any(pool.device in ("npu", "cuda") for pool in pools):
+            from rlflow.passes.analysis.costs import Costs
+            from rlflow.passes.analysis.topology import check_groups
+
+            check_groups(flow, Costs(flow, context), context)
         if len(pools) < 2 and not complete:
             return flow
         from rlflow.passes.analysis.steady import token_graph

@@ -9,20 +9,26 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlflow import __version__
 from rlflow.commands.diff import diff
+from rlflow.commands.doctor import doctor
+from rlflow.commands.emit import emit
 from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
+from rlflow.commands.graph import graph
 from rlflow.commands.init import init
+from rlflow.commands.options import compile_options, debug_option, plan_of_file, write_file
 from rlflow.commands.profile import profile
+from rlflow.commands.report import report
 from rlflow.commands.simulate import simulate
+from rlflow.commands.trace import trace
+from rlflow.commands.watch import watch
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
 
@@ -31,8 +37,6 @@ if TYPE_CHECKING:
 
     from rlflow.driver import Options
     from rlflow.plan import Plan
-
-P = ParamSpec("P")
 
 _SOURCE = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 
@@ -149,63 +153,9 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
-# --- shared options --------------------------------------------------------------------------------------------------
-
-
-def _compile_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Options of every verb that compiles; they reach the command as `options`."""
-
-    @click.option(
-        "--set",
-        "-D",
-        "overrides",
-        multiple=True,
-        metavar="PATH=VALUE",
-        help="Replace an argument, as in batch.count=8.",
-    )
-    @click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
-    @click.option("--cluster", metavar="NAME", help="Which cluster's schedule; `local` = this machine.")
-    @click.option(
-        "--profile",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="Estimate from what `rlflow profile` measured.",
-    )
-    @wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        from rlflow.driver import Options
-
-        chosen = (kwargs.pop("flow"), kwargs.pop("cluster"), tuple(kwargs.pop("overrides")), kwargs.pop("profile"))
-        options = Options(*chosen)
-        command(*args, options=options, **kwargs)  # type: ignore[arg-type]
-
-    return wrapped
-
-
-def _debug_option(command: Callable[P, None]) -> Callable[P, None]:
-    @click.option("--debug", is_flag=True, help="Show tracebacks.")
-    @wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        kwargs.pop("debug")
-        command(*args, **kwargs)
-
-    return wrapped
-
-
 def _compiled(path: Path, options: Options) -> Plan:
-    """The plan of a .rlflow file, or the plan that a .json file holds. Warnings are printed."""
-    from rlflow import driver
-
-    if path.suffix == ".json":
-        if options != type(options)():
-            raise click.UsageError(
-                "--set, --flow, --cluster, --profile apply to a .rlflow file; this is a plan already"
-            )
-        plan = driver.load_plan(path)
-    else:
-        checked = driver.check(path, options)
-        _print_diagnostics(checked.warnings, "full")
-        plan = driver.plan_of(checked, options)
+    """The plan of a file, kept so that a failure can show where its stage was written."""
+    plan = plan_of_file(path, options)
     _state["plan"] = plan
     return plan
 
@@ -217,7 +167,7 @@ def cli() -> None:
     _state.clear()
 
 
-for verb in (diff, explain, fmt, init, profile, simulate):
+for verb in (diff, doctor, emit, explain, fmt, graph, init, profile, report, simulate, trace, watch):
     cli.add_command(verb)
 
 
@@ -226,9 +176,9 @@ for verb in (diff, explain, fmt, init, profile, simulate):
 
 @cli.command()
 @_SOURCE
-@_compile_options
+@compile_options
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="full", help="How problems are written.")
-@_debug_option
+@debug_option
 def check(path: Path, options: Options, format_: str) -> None:
     """Find every mistake that can be found without running anything."""
     from rlflow import driver
@@ -237,76 +187,47 @@ def check(path: Path, options: Options, format_: str) -> None:
     checked = driver.check(path, options)
     _print_diagnostics(checked.warnings, format_)
     if format_ == "full":
-        step = sum(1 for node in checked.flow.nodes.values() if node.phase == "step")
-        click.echo(
-            f"{path}: flow `{checked.flow.name}` is sound ({step} stages on cluster `{checked.lowered.cluster.name}`)"
-        )
+        click.echo(checked.sentence())
 
 
 @cli.command()
 @_SOURCE
-@_compile_options
+@compile_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the plan goes; default: standard output.")
-@_debug_option
+@debug_option
 def compile(path: Path, options: Options, output: Path | None) -> None:
     """Compile to a plan (JSON)."""
     text = _compiled(path, options).to_json()
     if output is None:
         click.echo(text, nl=False)
     else:
-        _write(output, text)
+        write_file(output, text)
         click.echo(f"wrote {output}", err=True)
 
 
 @cli.command()
 @_SOURCE
-@_compile_options
+@compile_options
 @click.option("--format", "format_", type=click.Choice(("text", "json")), default="text")
-@_debug_option
-def show(path: Path, options: Options, format_: str) -> None:
+@click.option("--full", is_flag=True, help="Everything, instead of what fits on one screen.")
+@debug_option
+def show(path: Path, options: Options, format_: str, full: bool) -> None:
     """Say what runs where, in which order and why. FILE is a .rlflow file or a plan."""
     plan = _compiled(path, options)
     if format_ == "json":
         click.echo(plan.to_json(), nl=False)
         return
-    from rlflow.backends.visualizers.summary import summarize
+    from rlflow.backends.visualizers.summary import summarize, summary_text
 
-    _console().print(summarize(plan))
-
-
-@cli.command()
-@_SOURCE
-@_compile_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File; its ending chooses svg, dot or mmd.")
-@click.option(
-    "--format", "format_", type=click.Choice(("svg", "dot", "mmd")), help="Default: by the file's ending, else mmd."
-)
-@_debug_option
-def graph(path: Path, options: Options, output: Path | None, format_: str | None) -> None:
-    """Draw the plan: stages in their pools, data, weights, and what the compiler inserted."""
-    ending = output.suffix.lstrip(".") if output is not None else ""
-    chosen = format_ or ending or "mmd"
-    if chosen not in ("svg", "dot", "mmd"):
-        raise click.UsageError(f"`{output}` ends in .{ending}; known are .svg, .dot and .mmd (or give --format)")
-    plan = _compiled(path, options)
-    from rlflow.backends.visualizers.graph import render_graph, render_svg
-
-    if chosen == "svg":
-        text, engine = render_svg(plan)
-        if engine != "dot":
-            click.echo("note: Graphviz' `dot` is not installed; drawn with the built-in layout", err=True)
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        _console().print(summarize(plan, full))
     else:
-        text = render_graph(plan, chosen)  # type: ignore[arg-type]
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        _write(output, text)
-        click.echo(f"wrote {output}", err=True)
+        click.echo(summary_text(plan, full=full), nl=False)
 
 
 @cli.command()
 @click.argument("path", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
-@_compile_options
+@compile_options
 @click.option("--steps", type=click.IntRange(min=0), help="Training steps; default: the flow's `stop after`.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), help="Of sampling and data order; default: the flow's `seed`."
@@ -316,9 +237,10 @@ def graph(path: Path, options: Options, output: Path | None, format_: str | None
     "--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint."
 )
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
+@click.option("--device", type=click.Choice(["cpu", "npu"]), help="This machine's devices of that kind; default: cpu.")
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
-@_debug_option
+@debug_option
 def run(
     path: Path | None,
     options: Options,
@@ -327,6 +249,7 @@ def run(
     run_dir: Path | None,
     resume: Path | None,
     address: str | None,
+    device: str | None,
     allow_changed: bool,
     plain: bool,
 ) -> None:
@@ -334,7 +257,7 @@ def run(
     from rlflow import runs
 
     try:
-        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed)
+        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
     from rich.console import Console
@@ -344,6 +267,7 @@ def run(
     gc.enable()  # a run lasts
     console = Console(stderr=True, highlight=False, force_terminal=False if plain else None)
     progress = Progress(steps, console)
+    progress.capacities = {queue.id: queue.capacity for queue in request.plan.queues}
     progress.start(f"run folder {request.run_dir}")
     try:
         end = runs.execute(request, progress)
@@ -368,11 +292,12 @@ def _request(
     resume: Path | None,
     address: str | None,
     allow_changed: bool,
+    device: str | None,
 ) -> Any:
     from rlflow import driver, runs
 
     if resume is not None:
-        if path is not None or run_dir is not None or seed is not None or options != driver.Options():
+        if path is not None or run_dir is not None or seed is not None or device or options != driver.Options():
             raise click.UsageError("--resume takes everything from the run folder; only --steps may be given with it")
         runs.open_run_dir(resume, resume=True)
         plan = _compiled(resume / "plan.json", driver.Options())
@@ -387,6 +312,8 @@ def _request(
         runs.check_sources(plan, base_dir, allow_changed)
     else:
         base_dir = Path(plan.sources[0].path).parent
+    if device is not None:
+        plan = runs.on_device(plan, device)
     folder = run_dir if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
     return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address)
@@ -416,11 +343,11 @@ def _closing_lines(request: Any, step: int, checkpoint: str) -> None:
 
 @cli.command()
 @_SOURCE
-@_compile_options
+@compile_options
 @click.option(
     "-p", "--passes", "spec", default="", help="Comma-separated passes; default: none, print the LOGICAL flow."
 )
-@_debug_option
+@debug_option
 def opt(path: Path, options: Options, spec: str) -> None:
     """Run single passes and print the intermediate form; for working on the compiler. FILE is .rlflow or .rlir."""
     from rlflow import driver
@@ -452,16 +379,3 @@ def opt(path: Path, options: Options, spec: str) -> None:
         needed = load_pass(names[0]).requires.name
         raise click.UsageError(f"pass {names[0]} needs a flow of stage {needed}, and this one is {flow.stage.name}")
     click.echo(print_flow(run_pipeline(flow, context, names)), nl=False)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write through a temporary name, so that a failure leaves the old file."""
-    if path.is_dir():
-        raise click.UsageError(f"`{path}` is a folder; give the name of a file")
-    building = path.with_name(path.name + ".partial")
-    try:
-        building.write_text(text, "utf-8")
-        building.replace(path)
-    except OSError:
-        building.unlink(missing_ok=True)
-        raise

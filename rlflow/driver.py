@@ -13,9 +13,10 @@ from rlflow.diagnostics.suppress import apply_suppressions
 from rlflow.frontend.imports import read_source as read_source
 from rlflow.frontend.lower import Lowered, lower
 from rlflow.grammar.parse import parse
-from rlflow.ir.flow import Flow
+from rlflow.ir.flow import STEP, Flow, Stage
+from rlflow.notebook import Shown
 from rlflow.passes.base import PassContext
-from rlflow.passes.pipeline import DEFAULT_PIPELINE, Observer, run_pipeline
+from rlflow.passes.pipeline import DEFAULT_PIPELINE, Observer, load_pass, run_pipeline
 from rlflow.values import dataclass
 
 if TYPE_CHECKING:
@@ -34,13 +35,30 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A flow that has passed every check."""
+class Checked(Shown):
+    """A flow that has passed every check; `rlflow.Program` of the Python interface."""
 
     path: Path
     lowered: Lowered
     flow: Flow
+    """After all passes."""
     warnings: tuple[Diagnostic, ...]
+    options: Options = Options()
+    """It was checked with."""
+
+    @property
+    def written(self) -> Flow:
+        """The flow as it is in the file: before anything is placed."""
+        return self.lowered.flow
+
+    def sentence(self) -> str:
+        """What `rlflow check` says of it."""
+        step = sum(1 for node in self.flow.nodes.values() if node.phase == STEP)
+        cluster = self.lowered.cluster.name
+        return f"{self.path}: flow `{self.flow.name}` is sound ({step} stages on cluster `{cluster}`)"
+
+    def __repr__(self) -> str:
+        return f"<{self.sentence()}>"
 
 
 def lowered(path: str | Path, options: Options, source: SourceFile | None = None) -> Lowered:
@@ -87,7 +105,7 @@ def check(path: str | Path, options: Options | None = None, observe: Observer | 
         raise CompileError(_suppress(files, (*warnings, *error.diagnostics), [])) from None
     within = [part.span for part in (start.flow, start.schedule, start.cluster) if part.span is not None]
     found = _suppress(files, (*warnings, *context.diagnostics), within)
-    return Checked(Path(path), start, flow, tuple(found))
+    return Checked(Path(path), start, flow, tuple(found), options)
 
 
 def _suppress(files: Sequence[SourceFile], found: Sequence[Diagnostic], within: Sequence[Span]) -> list[Diagnostic]:
@@ -96,6 +114,18 @@ def _suppress(files: Sequence[SourceFile], found: Sequence[Diagnostic], within: 
     for file in files:
         diagnostics = apply_suppressions(file, diagnostics, within=[span for span in within if span.file == file])
     return diagnostics
+
+
+def flow_at(path: str | Path, stage: Stage, options: Options | None = None) -> Flow:
+    """The flow of a file at a stage of its compilation, after the last pass of that stage. What later passes would
+    refuse is not an error here. Raises CompileError, RunFailure as `check` does."""
+    options = options or Options()
+    start = lowered(path, options)
+    names = list(DEFAULT_PIPELINE)
+    if stage is Stage.LOGICAL:
+        names = names[: names.index("search-placement")]  # it decides placements and changes nothing that is written
+    names = [name for name in names if load_pass(name).ensures <= stage]
+    return run_pipeline(start.flow, context_of(start, options), names)
 
 
 def compile(path: str | Path, options: Options | None = None) -> Plan:
@@ -161,13 +191,22 @@ def find_base_dir(plan: Plan, plan_path: Path | None = None) -> Path:
 
 def changed_sources(plan: Plan, base_dir: Path) -> list[str]:
     """Source files of the plan whose content is not what it was compiled from."""
-    first = Path(plan.sources[0].path)
     changed = []
     for source in plan.sources:
-        path = base_dir / os.path.relpath(source.path, first.parent)
-        if not path.is_file() or _sha256(path) != source.sha256:
+        path = source_path(plan, base_dir, source.path)
+        if not is_unchanged(path, source.sha256):
             changed.append(source.path)
     return changed
+
+
+def source_path(plan: Plan, base_dir: Path, source: str) -> Path:
+    """Where a source of the plan is, seen from the folder of its .rlflow file."""
+    return base_dir / os.path.relpath(source, Path(plan.sources[0].path).parent)
+
+
+def is_unchanged(path: Path, sha256: str) -> bool:
+    """Whether a file is there and has the content that a plan says."""
+    return path.is_file() and _sha256(path) == sha256
 
 
 def _sha256(path: Path) -> str:

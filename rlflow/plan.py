@@ -22,6 +22,7 @@ from rlflow.ir.ops import (
     RewardSource,
     ValueModel,
 )
+from rlflow.notebook import Shown
 from rlflow.plan_decisions import (
     Cadence,
     Choice,
@@ -320,7 +321,7 @@ class Stop(PlanPart):
     epochs: int | None
 
 
-class Plan(PlanPart):
+class Plan(Shown, PlanPart):
     format: Literal["rlflow.plan"] = FORMAT
     format_version: str = FORMAT_VERSION
     rlflow_version: str

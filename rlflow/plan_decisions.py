@@ -30,6 +30,7 @@ class Reshard(PlanPart):
     padded_vocabulary: tuple[int, ...] = ()
     rounds: int
     mapping: tuple[int, ...] = ()
+    traffic: tuple[tuple[str, str, int], ...] = ()
     all_to_all: bool
     adapters: bool = False
     in_place: bool = False

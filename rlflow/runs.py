@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow import __version__
+from rlflow.cluster.spec import LOCAL
+from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
-from rlflow.driver import Options, changed_sources, compile, find_base_dir, load_plan
+from rlflow.driver import changed_sources
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
@@ -71,6 +74,20 @@ def check_sources(plan: Plan, base_dir: Path, allow_changed: bool) -> None:
         )
 
 
+def on_device(plan: Plan, kind: str) -> Plan:
+    """A plan for this machine, on its devices of another kind. RLF4003 for a plan whose cluster says what they are."""
+    pools = tuple(
+        pool if pool.device == "functions" else pool.model_copy(update={"device": kind}) for pool in plan.pools
+    )
+    if plan.cluster != LOCAL and pools != plan.pools:
+        raise RunFailure(
+            "RLF4003",
+            f"`--device {kind}` is for plans of this machine, and this one is for cluster `{plan.cluster}`",
+            help=("compile with `--cluster local`, or leave `--device` out: the cluster says what its devices are",),
+        )
+    return plan.model_copy(update={"pools": pools})
+
+
 def execute(request: RunRequest, progress: Progress) -> RunEnd:
     """Run, with everything recorded in the run folder, whatever the end. Raises RunFailure, KeyboardInterrupt."""
     try:
@@ -81,6 +98,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
             f"running a plan needs the package `{error.name}`, which is not installed",
             help=('pip install "rlflow-dsl[run]"',),
         ) from None
+    refuse_environment(request.plan, os.environ)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)
@@ -243,6 +261,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_run_json(run_dir: Path) -> dict[str, Any]:
+    """What `write_run_json` wrote; empty where there is nothing yet, or nothing that can be read."""
+    try:
+        body = json.loads((run_dir / "run.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
 def write_run_json(request: RunRequest, status: str, started: float, facts: dict[str, Any]) -> None:
     """What ran, on what, and how it ended."""
     versions = {"rlflow": __version__, "python": platform.python_version()}
@@ -263,34 +290,3 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "parameters": facts.get("parameters", {}),
     }
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
-
-
-def run_path(
-    path: str | Path,
-    options: Options,
-    *,
-    run_dir: str | Path | None = None,
-    steps: int | None = None,
-    seed: int | None = None,
-    allow_changed: bool = False,
-    address: str | None = None,
-    progress: Progress | None = None,
-) -> RunEnd:
-    """Run a .rlflow file or a plan file. Raises CompileError, RunFailure, RunFolderError, KeyboardInterrupt."""
-    path = Path(path)
-    if path.suffix == ".json":
-        plan = load_plan(path)
-        base_dir = find_base_dir(plan, path)
-        check_sources(plan, base_dir, allow_changed)
-    else:
-        plan = compile(path, options)
-        base_dir = Path(plan.sources[0].path).parent
-    folder = Path(run_dir) if run_dir is not None else default_run_dir(plan)
-    open_run_dir(folder, resume=False)
-    if progress is None:
-        from rich.console import Console
-
-        from rlflow.backends.visualizers.progress import Progress
-
-        progress = Progress(None, Console(stderr=True, quiet=True))
-    return execute(RunRequest(plan, base_dir, folder, steps, seed, address=address), progress)

@@ -24,6 +24,7 @@ Golden = Callable[[str], None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+    parser.addoption("--browser", action="store_true", help="run the tests that drive Chromium")
 
 
 # --- FileCheck -------------------------------------------------------------------------------------------------------

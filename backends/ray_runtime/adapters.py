@@ -67,7 +67,7 @@ class Adapters:
         """A model of plain layers that computes the same. At float32 it shares every tensor but the adapted ones."""
         model: PreTrainedModel = twin(self.base)
         if dtype != torch.float32:
-            model = copy.deepcopy(model).to(dtype)
+            model = cast(copy.deepcopy(model), dtype)
         for name, weight in self.effective():
             model.get_submodule(name).weight = nn.Parameter(weight.to(dtype), requires_grad=False)
         return model.requires_grad_(False)
@@ -125,6 +125,14 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     """Another module tree over the very tensors of `model`."""
     tensors: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, tensors)
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The weights in another precision, in place. Buffers stay: rotary frequencies that are rounded to bf16 are some
+    radians off at the thousandth position."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def target_layers(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list[str]:

@@ -11,9 +11,11 @@ Columns by name (dtype, per row or per token):
   samples   all of the above repeated n times, and group int64: index of the prompt in the batch · sample int64:
             0..n-1 inside the group · response_ids int64/token (end token included when it was sampled) ·
             logprobs float32/token: of the policy that sampled, at the sampling temperature · text list[str]: decoded
-            without special tokens · truncated bool: max_new was reached without an end token · version int64: of the
-            weights that sampled · after a multi-turn stage also mask int64/token: 0 = a token of the environment,
-            turns int64
+            without special tokens · truncated bool: max_new was reached without an end token · version int64: the
+            oldest that made a token of it, from which its age is counted · versions list[tuple[Segment, ...]]: how
+            many tokens each version made, in the order of the tokens · after a multi-turn stage also mask int64/token:
+            0 = a token of the environment, turns int64 · where samples carry over also step int64: the step whose
+            random numbers the sample draws
             Where ranks share a group (`Batch.share`), group counts over the whole step.
   selected  samples with score float: what they were selected by. `group` is numbered anew · round int64, after a refill
             only: which taking of prompts the row is from, see stages/selection.py

@@ -32,15 +32,19 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.data_sources import describe, shorten
 from rlflow.backends.ray_runtime.decoder import Decoder, Parked
+from rlflow.backends.ray_runtime.engine_gate import GO_ON
 from rlflow.backends.ray_runtime.environment_worker import Environments, Observation, Turn, environment_failed
+from rlflow.backends.ray_runtime.generation import Generation, left_padded
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.prompts import lost_character
-from rlflow.backends.ray_runtime.sampling import Sampler
+from rlflow.backends.ray_runtime.replica import Replica
+from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate
 
 _REPLY = "rlflow-reply"
@@ -48,38 +52,42 @@ _REPLY = "rlflow-reply"
 
 
 class Conversations:
-    """The conversations of one `generate`. `tokens` and `logprobs` [samples, max_new] are filled in place."""
+    """The conversations of one `generate`: fills its samples. In a replica the first rank asks the environments."""
 
     def __init__(
         self,
         decoder: Decoder,
         loaded: LoadedModel,
         op: Generate,
-        environments: Environments,
+        environments: Environments | None,
         prompts: Batch,
-        tokens: torch.Tensor,
-        logprobs: torch.Tensor,
+        samples: Generation,
+        replica: Replica,
     ) -> None:
         self._decoder = decoder
         self._loaded = loaded
         self._op = op
         self._environments = environments
         self._prompts = prompts
-        self._tokens = tokens
-        self._logprobs = logprobs
-        self._sampler = Sampler(op.temperature, op.top_p, op.top_k)
-        samples = len(tokens)
-        self.mask = torch.zeros(samples, op.max_new, dtype=torch.int64)
-        self.lengths = torch.zeros(samples, dtype=torch.int64)
-        self.turns = torch.zeros(samples, dtype=torch.int64)
-        self.truncated = torch.zeros(samples, dtype=torch.bool)
+        self._samples = samples
+        self._replica = replica
+        self._tokens = samples.tokens
+        count = len(samples.tokens)
+        self.mask = torch.zeros(count, op.max_new, dtype=torch.int64)
+        self.lengths = torch.zeros(count, dtype=torch.int64)
+        self.turns = torch.zeros(count, dtype=torch.int64)
+        self.truncated = torch.zeros(count, dtype=torch.bool)
 
-    def run(self, logits: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor | None, compact_share: int) -> None:
-        """Take the samples numbered `rows`, whose prompts the decoder has read, to their ends.
+    def run(self, rows: np.ndarray, most: int, compact_share: int) -> None:
+        """Take the samples numbered `rows` to their ends, in waves of about `most`.
 
-        `logits` [rows, vocabulary] of their first tokens; `draws` [rows, max_new]; `compact_share`: rows leave the
-        cache when at least one in so many is through.
+        `compact_share`: rows leave the cache when at least one in so many is through.
         """
+        for wave in self._samples.waves(rows, most):
+            self._run_wave(torch.from_numpy(wave), compact_share)
+
+    def _run_wave(self, rows: torch.Tensor, compact_share: int) -> None:
+        logits, draws = self._samples.prefill(rows)
         order = {row: index for index, row in enumerate(rows.tolist())}
         while True:
             before = self.lengths.clone()
@@ -90,7 +98,8 @@ class Conversations:
             if not observed:
                 break
             rows, logits = self._read_observations(parked, observed)
-        self._environments.forget()
+        if self._environments is not None:
+            self._environments.forget()
 
     # --- the model's turn ------------------------------------------------------------------------------------------
 
@@ -110,7 +119,13 @@ class Conversations:
         while True:
             position = (begin + count).clamp(max=max_new - 1)  # a row that is through goes along until it is dropped
             draw = None if draws is None else draws.gather(1, position[:, None])[:, 0]
-            chosen, logp = self._sampler(logits, draw)
+            chosen, logp, signal = self._samples.sample(logits, draw)
+            if signal:
+                self._store(rows, begin, length, pending, start)
+                pending, start = [], count
+                if self._samples.pause(signal):
+                    logits = self._read_again(rows)
+                chosen, logp, _ = self._samples.sample(logits, draw, GO_ON)
             pending.append((chosen, logp))
             count += 1
             running = length == 0
@@ -151,13 +166,18 @@ class Conversations:
         start: int,
     ) -> None:
         """Write the columns sampled since the last time, but for what rows sampled after their turn's end."""
+        if not pending:
+            return
         counts = start + torch.arange(len(pending))
         end = torch.where(length > 0, length, start + len(pending)).cpu()
         real = counts < end[:, None]
         columns = (begin.cpu()[:, None] + counts)[real]
         lines = rows[:, None].expand_as(real)[real]
-        self._tokens[lines, columns] = torch.stack([chosen for chosen, _ in pending], 1).cpu()[real]
-        self._logprobs[lines, columns] = torch.stack([logp for _, logp in pending], 1).cpu()[real]
+        self._samples.write(
+            (lines, columns),
+            torch.stack([chosen for chosen, _ in pending], 1).cpu()[real],
+            torch.stack([logp for _, logp in pending], 1).cpu()[real],
+        )
         self.mask[lines, columns] = 1
         self.lengths[rows] = begin.cpu() + end
 
@@ -175,15 +195,21 @@ class Conversations:
             for row, text in zip(numbers, texts, strict=True)
         ]
         observed: dict[int, list[int]] = {}
-        for turn, answer in zip(turns, self._environments.step(turns), strict=True):
-            if answer is None:
+
+        def answers() -> list[list[int] | None]:
+            assert self._environments is not None
+            found = zip(turns, self._environments.step(turns), strict=True)
+            return [None if answer is None else self._encode(answer, turn) for turn, answer in found]
+
+        for turn, ids in zip(turns, self._replica.from_first(answers), strict=True):
+            if ids is None:
                 continue
-            ids = self._encode(answer, turn)
             length = int(self.lengths[turn.key])
             if length + len(ids) >= self._op.max_new:
                 self.truncated[turn.key] = True
                 continue
-            self._tokens[turn.key, length : length + len(ids)] = torch.tensor(ids, dtype=torch.int64)
+            where = (torch.tensor(turn.key), slice(length, length + len(ids)))
+            self._samples.write(where, torch.tensor(ids, dtype=torch.int64), torch.zeros(len(ids)))
             self.lengths[turn.key] += len(ids)
             observed[turn.key] = ids
         return observed
@@ -200,6 +226,7 @@ class Conversations:
                 raise ValueError(f"the tokenizer has no token for the character {lost!r}")
         except Exception as error:  # templates raise their own kinds, tokenizers a bare Exception
             what = f"returned the observation {shorten(answer.text)}, which the model cannot read,"
+            assert self._environments is not None
             raise environment_failed(self._environments.name, what, turn, cause=describe(error)) from None
         return ids
 
@@ -214,20 +241,34 @@ class Conversations:
             kept = [index for index, row in enumerate(part_rows.tolist()) if row in observed]
             rows += part_rows[kept].tolist()
             caches.append(part.select(torch.tensor(kept, dtype=torch.int64, device=device)))
-        prompts = self._prompts.packed("prompt_ids")
-        sequences = [
-            torch.cat([prompts.row(row // self._op.n), self._tokens[row, : self.lengths[row]]]) for row in rows
-        ]
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
-        ids = torch.full((len(rows), int(lengths.max())), self._loaded.pad_id, dtype=torch.int64)
-        for line, sequence in zip(ids, sequences, strict=True):
-            line[len(line) - len(sequence) :] = sequence
+        ids, lengths = self._whole(rows)
         new = 1 + max(len(observed[row]) for row in rows)  # the turn's last token was never given to the decoder
         chosen = torch.tensor(rows, dtype=torch.int64)
         room = self._op.max_new - int(self.lengths[chosen].min())
         parked.clear()  # frees memory: only the selected copies are needed
         logits = self._decoder.resume(caches, ids.to(device), lengths.to(device), new, room)
         return chosen, logits
+
+    def _read_again(self, rows: torch.Tensor) -> torch.Tensor:
+        """Fill a cache that was dropped in the middle of a turn; the next tokens' logits."""
+        if self._samples.stopped:
+            raise RunFailure("RLF5006", "a multi-turn generate was aborted")
+        ids, lengths = self._whole(rows.tolist())
+        device = self._samples.device
+        return self._decoder.prefill(
+            ids.to(device), lengths.to(device), self._op.max_new - int(self.lengths[rows].min())
+        )
+
+    def _whole(self, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompts and responses of some samples, int64 [rows, longest] padded on the left, and their lengths."""
+        prompts = self._prompts.packed("prompt_ids")
+        return left_padded(
+            [
+                torch.cat([prompts.row(row // self._op.n), self._tokens[row, : self.lengths[row]]]).numpy()
+                for row in rows
+            ],
+            self._loaded.pad_id,
+        )
 
 
 def template_piece(tokenizer: Any, answer: Observation, eos_ids: tuple[int, ...]) -> str:

@@ -14,13 +14,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from rlflow.backends.ray_runtime.generic_decoder import Decoder, GenericDecoder, Parked, causal_mask, joined
+from rlflow.backends.ray_runtime.generic_decoder import (
+    Decoder,
+    GenericDecoder,
+    Parked,
+    bytes_of,
+    causal_mask,
+    joined,
+)
+from rlflow.backends.ray_runtime.tensor_parallel import RowParallel, add_up, group_of
 
 __all__ = ["Decoder", "DenseDecoder", "GenericDecoder", "Parked", "make_decoder"]
 
@@ -36,8 +45,8 @@ _Table: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 
 
 def make_decoder(model: PreTrainedModel) -> Decoder:
-    """The fastest decoder that computes exactly this model."""
-    return DenseDecoder(model) if _is_dense(model) else GenericDecoder(model)
+    """The fastest decoder that computes exactly this model. On an NPU the model itself runs fused operators."""
+    return DenseDecoder(model) if model.device.type != "npu" and _is_dense(model) else GenericDecoder(model)
 
 
 def _is_dense(model: PreTrainedModel) -> bool:
@@ -48,7 +57,7 @@ def _is_dense(model: PreTrainedModel) -> bool:
         and config.hidden_act == "silu"
         and kinds == {"full_attention"}
         and model.model.rotary_emb.rope_type in _STATIC_ROPE
-        and all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
+        and all(type(m) in (nn.Linear, RowParallel) for n, m in model.named_modules() if n.endswith("_proj"))
     )
 
 
@@ -80,20 +89,27 @@ class _View:
 
 
 class DenseDecoder:
-    """Prefill by transformers, steps by hand over the same weights."""
+    """Prefill by transformers, steps by hand over the same weights.
+
+    Of a model in parts (see local_weights.py) it has the part's heads and columns; all ranks call together.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
         self.model = model
         self.body = model.model
+        self.group = group_of(model)
         self.epsilon = torch.tensor(float(config.rms_norm_eps), device=model.device)
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
         self.size = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         parameters = sum(p.numel() * p.element_size() for p in model.parameters())
         self.fuse = parameters <= _FUSE_LIMIT_BYTES
+        self.parked: WeakSet[Parked] = WeakSet()
+        self.drop()
         self.refresh()
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def refresh(self) -> None:
         self.layers = [self._layer(layer) for layer in self.body.layers]
 
@@ -115,6 +131,26 @@ class DenseDecoder:
             head_norm,
         )
 
+    def drop(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.views: list[_View] = []
+        self.tables: list[tuple[_Table, _Table]] = []
+        self.bias: torch.Tensor | None = None
+        for part in self.parked:
+            part.drop()
+
+    def drop_weights(self) -> None:
+        self.layers = []
+
+    def copied_bytes(self) -> int:
+        joined = [part for layer in self.layers for parts in (layer.qkv, layer.gate_up) for part in parts]
+        return bytes_of(weight for weight, _ in joined) if self.fuse else 0
+
+    def cache_bytes(self) -> int:
+        parked = [tensor for part in self.parked for tensor in (*part.keys, *part.values)]
+        return bytes_of((*self.keys, *self.values, *parked))
+
     def _joined(self, parts: list[nn.Linear]) -> list[_Affine]:
         # One matrix product instead of three is a tenth of a small model's step. It costs a copy of these weights,
         # which a large model neither needs nor can afford.
@@ -135,11 +171,15 @@ class DenseDecoder:
 
     def park(self, rows: torch.Tensor) -> Parked:
         whole = [[tensor[:, :, : self.length] for tensor in tensors] for tensors in (self.keys, self.values)]
-        return Parked(whole[0], whole[1], self.pads).select(rows)
+        part = Parked(whole[0], whole[1], self.pads).select(rows)
+        self.parked.add(part)
+        return part
 
     def resume(
         self, parked: Sequence[Parked], ids: torch.Tensor, lengths: torch.Tensor, new: int, max_new: int
     ) -> torch.Tensor:
+        if any(part.dropped for part in parked):
+            return self.prefill(ids, lengths, max_new)
         first = ids.shape[1] - new
         self.pads = ids.shape[1] - lengths
         self.padded = bool((self.pads > 0).any())
@@ -170,7 +210,7 @@ class DenseDecoder:
         self.total = width + max_new
         self.keys = [layer.keys for layer in cache.layers]
         self.values = [layer.values for layer in cache.layers]
-        self.bias: torch.Tensor | None = None
+        self.bias = None
         self._rotary(hidden)
         logits: torch.Tensor = self.model.lm_head(hidden)
         return logits
@@ -187,7 +227,7 @@ class DenseDecoder:
         sin = torch.cat([-sin[:, :half], sin[:, half:]], -1)
         scale = torch.ones(self.heads + self.kv_heads, self.size, device=like.device)
         scale[: self.heads] = self.body.layers[0].self_attn.scaling
-        self.tables: list[tuple[_Table, _Table]] = []
+        self.tables = []
         for layer in self.layers:
             if layer.head_norm is None and self.tables:
                 self.tables.append(self.tables[0])
@@ -242,7 +282,8 @@ class DenseDecoder:
         # A row's positions count from its first real token, as in the prefill.
         position = (slot - self.pads) if self.padded else slot
         bias = self.bias[:, :, :end] if self.bias is not None else None
-        x = F.embedding(tokens, self.body.embed_tokens.weight)
+        group = self.group
+        x = F.embedding(tokens, self.body.embed_tokens.weight) if group is None else self.body.embed_tokens(tokens)
         for layer, view, (cos, sin) in zip(self.layers, self.views, self.tables, strict=True):
             y = self._norm(x, layer.norm1)
             qk, v = _linear(y, layer.qkv).view(-1, rotated + kv_heads, size).split((rotated, kv_heads), 1)
@@ -257,9 +298,11 @@ class DenseDecoder:
             # bmm, as torch's fused attention is several times slower for one query on a CPU
             scores = torch.bmm(q, keys) if bias is None else torch.baddbmm(bias, q, keys)
             mixed = torch.bmm(torch.softmax(scores, -1), values).view(-1, width)
-            x = x + F.linear(mixed, *layer.out)
+            out = F.linear(mixed, *layer.out)
+            x = x + (out if group is None else add_up(out, group))
             gate, up = _linear(self._norm(x, layer.norm2), layer.gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate).mul_(up), *layer.down)
+            out = F.linear(F.silu(gate).mul_(up), *layer.down)
+            x = x + (out if group is None else add_up(out, group))
         self.length = end
         logits: torch.Tensor = self.model.lm_head(self._norm(x, self.body.norm.weight))
         return logits

@@ -11,12 +11,23 @@ import numpy as np
 from rlflow.backends.ray_runtime.batch import Share
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
+from rlflow.backends.ray_runtime.pool_edges import PoolEdges, rows_root
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
 from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Take
-from rlflow.plan import Instruction, PublishWeights, RunStage, SaveCheckpoint, Stage, TakeRows, WaitStage
+from rlflow.plan import (
+    Instruction,
+    PublishWeights,
+    PutRows,
+    ReshardWeights,
+    RunStage,
+    SaveCheckpoint,
+    Stage,
+    TakeRows,
+    WaitStage,
+)
 
 
 class Interpreter:
@@ -26,6 +37,9 @@ class Interpreter:
         self._state = state
         self._save = save
         self._stages = {stage.id: stage for stage in state.plan.stages}
+        self._edges = PoolEdges(state.plan, state.all, state.cursors)
+        self._edges.connect()
+        self._step = next(p for p in state.plan.programs if p.pool == state.pool).step
         self._frame = Frame()
         self._last_reader = _last_readers(state)
 
@@ -47,8 +61,14 @@ class Interpreter:
             stage_id = getattr(instruction, "stage", "")
             tokens: int | None = None
             try:
-                if isinstance(instruction, TakeRows):
+                if isinstance(instruction, TakeRows) and instruction.queue:
+                    self._edges.take(instruction, self._frame)
+                elif isinstance(instruction, TakeRows):
                     tokens = self._take(self._stages[stage_id])
+                elif isinstance(instruction, PutRows):
+                    self._edges.put(instruction, self._frame)
+                elif isinstance(instruction, ReshardWeights):
+                    self._state.receive(instruction.model, instruction.readers, step, whole is not self._step)
                 elif isinstance(instruction, RunStage):
                     tokens = self._call(RUN, self._stages[stage_id], whole, step, metrics)
                 elif isinstance(instruction, WaitStage):
@@ -65,7 +85,7 @@ class Interpreter:
                 raise stage_failed(stage_id or instruction.id, error) from error
             metrics.instruction(instruction, step, started, time.time(), self._version(stage_id), tokens)
             if not isinstance(instruction, WaitStage):
-                for value in self._last_reader.get(stage_id, ()):
+                for value in self._last_reader.get(instruction.id, ()):
                     self._frame.drop(value)  # memory is freed after the last reader
 
     # --- kinds -----------------------------------------------------------------------------------------------------
@@ -124,11 +144,12 @@ class Interpreter:
 
     def _version(self, stage_id: str) -> int | None:
         model = getattr(self._stages[stage_id].op, "model", None) if stage_id in self._stages else None
-        return self._state.models[model].version if model is not None else None
+        found = self._state.models.get(model) if model is not None else None
+        return None if found is None else found.version
 
 
 def _last_readers(state: RankState) -> dict[str, list[str]]:
-    """Stage to the values nobody reads after it. A stage that reads nothing late is its own last reader."""
+    """Instruction to the values nobody reads after it."""
     out: dict[str, list[str]] = {}
     program = next(p for p in state.plan.programs if p.pool == state.pool)
     for instructions in (program.step, *(e.instructions for e in program.evaluations)):
@@ -136,7 +157,11 @@ def _last_readers(state: RankState) -> dict[str, list[str]]:
         for instruction in instructions:
             if isinstance(instruction, RunStage):
                 for value in state.plan.stage(instruction.stage).inputs.values():
-                    last[value] = instruction.stage
+                    last[value] = instruction.id
+            elif isinstance(instruction, PutRows):
+                last[instruction.stage] = last[rows_root(state.plan, instruction.stage)] = instruction.id
+            elif isinstance(instruction, TakeRows) and instruction.queue:
+                last[rows_root(state.plan, instruction.stage)] = instruction.id
         for value, reader in last.items():
             out.setdefault(reader, []).append(value)
     return out

@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rlflow.backends.ray_runtime.algorithms.losses import entropy
 from rlflow.backends.ray_runtime.packing import MicroBatch
+from rlflow.backends.ray_runtime.parallel.packed import packed_inputs
+from rlflow.backends.ray_runtime.parallel.vocabulary import VocabularyHead
 
 Compute = Literal["fp32", "bf16"]
 Spread = Literal["none", "value", "gradient"]
@@ -33,7 +35,9 @@ def response_log_probs(
 def response_hidden(model: Any, compute: Compute, micro: MicroBatch) -> torch.Tensor:
     """Last hidden states at the positions that predict the response tokens: [tokens, hidden]."""
     with autocast(model, compute):
-        hidden = model.get_decoder()(input_ids=micro.ids.to(model.device), use_cache=False).last_hidden_state
+        beside = packed_inputs(micro, model.device)
+        ids = micro.ids.to(model.device)
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False, **beside).last_hidden_state
     return hidden.flatten(0, 1)[micro.read.to(model.device)]
 
 
@@ -63,6 +67,8 @@ def hidden_log_probs(
 def _head(
     model: Any, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, spread: Spread
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(model.lm_head, VocabularyHead):
+        return model.lm_head.log_probs(hidden, targets, temperature, spread)
     logits = model.lm_head(hidden).float()
     if temperature not in (0.0, 1.0):
         logits = logits / temperature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,14 +11,22 @@ import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Parked:
     """Rows that left a decoder. By layer, keys and values [rows, kv heads, slots, size]; `pads` int64 [rows]: the slot
-    of a row's first token. Slots behind a row's last token may hold anything."""
+    of a row's first token. Slots behind a row's last token may hold anything. No layers: the rows must be read anew."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     pads: torch.Tensor
+
+    @property
+    def dropped(self) -> bool:
+        return not self.keys
+
+    def drop(self) -> None:
+        self.keys.clear()
+        self.values.clear()
 
     def select(self, rows: torch.Tensor) -> Parked:
         return Parked(
@@ -63,6 +71,18 @@ class Decoder(Protocol):
     def refresh(self) -> None:
         """Read the model's weights anew."""
 
+    def drop(self) -> None:
+        """Free the cache, that of parked rows too: what comes next is a `prefill`, or a `resume` that reads anew."""
+
+    def drop_weights(self) -> None:
+        """Let go of copies of the weights until `refresh`."""
+
+    def copied_bytes(self) -> int:
+        """Bytes of copies of the weights."""
+
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values, parked rows included."""
+
     def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
         """Start with left-padded prompts int64 [batch, width]; logits of the next token [batch, vocabulary]."""
 
@@ -90,9 +110,23 @@ class GenericDecoder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self.cache: DynamicCache | None = None
 
     def refresh(self) -> None:
         pass
+
+    def drop(self) -> None:
+        self.cache = None
+
+    def drop_weights(self) -> None:
+        pass
+
+    def copied_bytes(self) -> int:
+        return 0
+
+    def cache_bytes(self) -> int:
+        layers = [] if self.cache is None else self.cache.layers
+        return bytes_of(t for layer in layers for t in vars(layer).values() if isinstance(t, torch.Tensor))
 
     def prefill(self, ids: torch.Tensor, lengths: torch.Tensor, max_new: int) -> torch.Tensor:
         width = ids.shape[1]
@@ -102,6 +136,7 @@ class GenericDecoder:
         return self._forward(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))
 
     def select(self, rows: torch.Tensor) -> None:
+        assert self.cache is not None
         # reorder_cache rather than batch_select_indices: every kind of cache layer has it.
         self.cache.reorder_cache(rows)
         self.mask, self.positions = self.mask[rows], self.positions[rows]
@@ -131,3 +166,9 @@ class GenericDecoder:
             logits_to_keep=1,
         )
         return output.logits[:, -1]
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the storages behind tensors, each counted once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())

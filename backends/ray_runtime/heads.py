@@ -39,7 +39,7 @@ class ValueHeadModel(nn.Module):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        return self.head.weight.device
+        return next(self.parameters()).device
 
     def get_decoder(self) -> Any:
         return self.body

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlflow.backends.ray_runtime.accepted import refuse_lent_devices
+from rlflow.backends.ray_runtime.accepted import refuse_unknown
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
 from rlflow.backends.ray_runtime.failures import root_cause, worker_died
-from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
+from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
+from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.plan import Plan, Pool
+from rlflow.plan import Plan
 
 LOAD_DEADLINE_S = 1800.0
 """For loading one part on all ranks."""
@@ -72,8 +70,8 @@ class RunObserver:
 
 def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd:
     """Run the plan to its end or to the user's Ctrl-C. Raises RunFailure, KeyboardInterrupt on a second Ctrl-C."""
-    refuse_lent_devices(plan)
-    pool = _only_pool(plan)
+    refuse_unknown(plan)
+    pools = runnable_pools(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
     resume_step = latest_step(settings.run_dir / "checkpoints") if settings.resume else None
@@ -85,82 +83,33 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
         )
     with (
         Interrupts() as interrupts,
-        ray_session(settings.address, len(pool.ranks), observer.phase),
+        ray_session(settings.address, sum(len(pool.ranks) for pool in pools), observer.phase),
     ):
         interrupts.install()
-        observer.phase(f"placing pool {pool.name} ({len(pool.ranks)} x {pool.device})")
-        with reserved(pool) as group:
-            ranks = _start(plan, pool, group, settings)
-            return _Watch(ranks, pool, settings, observer, interrupts).run(resume_step)
-
-
-def _only_pool(plan: Plan) -> Pool:
-    pools = [pool for pool in plan.pools if pool.device != "functions"]
-    if len(pools) != 1:
-        raise RunFailure(
-            "RLF4003",
-            f"this version runs plans of one pool, and this one has {len(pools)}",
-            help=("compile with `--cluster local` to run on this machine, colocated",),
-        )
-    if pools[0].device != "cpu":
-        raise RunFailure(
-            "RLF4003",
-            f"this version runs on CPU, and pool `{pools[0].name}` is made of {pools[0].device} devices",
-            help=("compile with `--cluster local` to run on this machine",),
-        )
-    for stage in plan.stages:
-        layout = stage.layout
-        if layout is not None and max(layout.tp, layout.pp, layout.ep) > 1:
-            raise RunFailure(
-                "RLF4003",
-                f"this version runs data parallelism only, not tp {layout.tp}, pp {layout.pp}, ep {layout.ep}",
-                stage=stage.id,
-                help=("compile with `--cluster local` to run on this machine",),
-            )
-    return pools[0]
-
-
-def _start(plan: Plan, pool: Pool, group: PlacementGroup, settings: RunSettings) -> list[Any]:
-    """One actor per rank, in rank order."""
-    world = len(pool.ranks)
-    threads = max(1, (os.cpu_count() or 1) // world)
-    remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
-    ranks = []
-    for place in pool.ranks:
-        rank_settings = RankSettings(
-            plan_json=plan.to_json(),
-            pool=pool.name,
-            rank=place.rank,
-            world=world,
-            base_dir=str(settings.base_dir.absolute()),
-            run_dir=str(settings.run_dir.absolute()),
-            seed=plan.seed if settings.seed is None else settings.seed,
-            threads=threads,
-            environment=_environment(threads),
-        )
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.rank)
-        ranks.append(remote.options(num_cpus=1, scheduling_strategy=strategy).remote(rank_settings))
-    return ranks
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """Environment of a rank. Ray would set one OpenMP thread per CPU it was promised, here 1."""
-    names = ("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT")
-    kept = {name: os.environ[name] for name in names if name in os.environ}
-    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **kept}
+        observer.phase("placing the ranks")
+        with reserved(pools) as group:
+            started = start_ranks(plan, pools, group, settings)
+            return _Watch(started, settings, observer, interrupts).run(resume_step)
 
 
 class _Watch:
     """Brings the ranks up and follows their report streams until all have ended."""
 
     def __init__(
-        self, ranks: list[Any], pool: Pool, settings: RunSettings, observer: RunObserver, interrupts: Interrupts
+        self,
+        started: Started,
+        settings: RunSettings,
+        observer: RunObserver,
+        interrupts: Interrupts,
     ) -> None:
-        self._ranks = ranks
-        self._pool = pool
+        ranks = self._started = started.ranks
+        self._ranks = [rank.actor for rank in ranks]
+        self._queues = started.queues
+        self._control = started.control
         self._settings = settings
         self._observer = observer
         self._interrupts = interrupts
+        self._reports_of = StepReports([rank.pool for rank in ranks if rank.rank == 0], len(ranks))
         self._end: dict[str, Any] = {"step": 0, "checkpoint": ""}
         self._asked = False
         self._streams: dict[Any, int] = {}
@@ -168,19 +117,24 @@ class _Watch:
     def run(self, resume_step: int | None) -> RunEnd:
         """Everything from the first call to the end of the run."""
         self._load(resume_step)
-        facts = self._all([self._ranks[0].facts.remote()], LOAD_DEADLINE_S)[0]
+        facts = joined_facts(self._all([self._ranks[i].facts.remote() for i in self._heads], LOAD_DEADLINE_S))
         total = facts["total_steps"] if self._settings.steps is None else self._settings.steps
         done = resume_step or 0
         self._end["step"] = done
         self._observer.ready(facts, total, done + 1)
         self._observer.phase("running")
         self._interrupts.finish_steps()
-        self._follow(done, total)
+        self._follow(done, total, facts)
         if self._asked and not self._end["step"]:
             raise KeyboardInterrupt  # before the first step: there is nothing to go on with
         return RunEnd(self._end["step"], total, self._end["checkpoint"], self._asked)
 
     # --- start-up ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _heads(self) -> list[int]:
+        """The first rank of every pool."""
+        return [index for index, rank in enumerate(self._started) if rank.rank == 0]
 
     def _load(self, resume_step: int | None) -> None:
         # Their processes start beside everything else.
@@ -191,6 +145,9 @@ class _Watch:
             self._everywhere(lambda rank: rank.join.remote(address), f"joining {len(self._ranks)} ranks")
         for part in ("models", "data"):
             self._everywhere(lambda rank, part=part: rank.load.remote(part), f"loading {part}")  # type: ignore[misc]
+        if self._queues:
+            self._observer.phase("opening the queues")
+            self._answers([queue.describe.remote() for queue in self._queues], "a queue")
         self._observer.phase("loading rewards")
         self._all(rewards, LOAD_DEADLINE_S)
         if resume_step is not None:
@@ -201,7 +158,7 @@ class _Watch:
         self._all([call(rank) for rank in self._ranks], LOAD_DEADLINE_S)
 
     def _all(self, refs: list[Any], deadline_s: float) -> list[Any]:
-        """Results of calls to the ranks from 0 on. Raises the first RunFailure among them."""
+        """Results of calls to the ranks from the first on. Raises the first RunFailure among them."""
         until = time.monotonic() + deadline_s
         while True:
             done, waiting = ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)
@@ -216,31 +173,43 @@ class _Watch:
             if not waiting:
                 return [results[ref] for ref in refs]
             if time.monotonic() > until:
-                late = ", ".join(str(refs.index(ref)) for ref in waiting)
-                raise RunFailure(
-                    "RLF5008",
-                    f"pool `{self._pool.name}`: rank {late} did not answer within {deadline_s:g} s of start-up",
-                )
+                late = ", ".join(str(self._started[refs.index(ref)]) for ref in waiting)
+                raise RunFailure("RLF5008", f"{late} did not answer within {deadline_s:g} s of start-up")
 
-    def _died(self, rank: int, error: Exception) -> RunFailure:
-        return worker_died(self._pool.name, rank, error, self._settings.run_dir)
+    def _answers(self, refs: list[Any], what: str) -> None:
+        """Actors other than ranks answer a first call. RLF5008 when they do not."""
+        try:
+            ray.get(refs, timeout=PLACE_DEADLINE_S)
+        except ray.exceptions.RayError as error:
+            notes = (f"{type(error).__name__}: {error}",)
+            raise RunFailure("RLF5008", f"{what} did not start within {PLACE_DEADLINE_S:g} s", notes=notes) from None
+
+    def _died(self, index: int, error: Exception) -> RunFailure:
+        rank = self._started[index]
+        return worker_died(rank.pool, rank.rank, error, self._settings.run_dir)
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
-    def _follow(self, done: int, total: int) -> None:
+    def _follow(self, done: int, total: int, facts: dict[str, Any]) -> None:
+        data = {name: found["sha256"] for name, found in facts["data"].items()}
         self._streams = {
-            rank.run.options(num_returns="streaming").remote(done, total): index
+            rank.run.options(num_returns="streaming").remote(done, total, data): index
             for index, rank in enumerate(self._ranks)
         }
         while self._streams:
             if self._interrupts.count and not self._asked:
                 self._asked = True
                 self._observer.message("stopping after this step and saving a checkpoint; Ctrl-C again to stop at once")
-                for rank in self._ranks:
-                    rank.request_stop.options(concurrency_group="control").remote()
+                if self._control is not None:
+                    self._control.stop.remote()
+                else:
+                    for rank in self._ranks:
+                        rank.request_stop.options(concurrency_group="control").remote()
             for report in self._reports():
                 if isinstance(report, RunFailure):
                     raise self._cause(report)
+                self._reports_of.add(report)
+            for report in self._reports_of.whole():
                 self._tell(report)
 
     def _reports(self) -> list[dict[str, Any] | RunFailure]:
@@ -265,7 +234,7 @@ class _Watch:
 
     def _tell(self, report: dict[str, Any]) -> None:
         if report.get("ended"):
-            self._end = report
+            self._end = {"step": report["step"], "checkpoint": self._end["checkpoint"] or report["checkpoint"]}
         elif report.get("evaluation"):
             self._observer.evaluation(report["step"], report["data"])
         else:

@@ -202,7 +202,7 @@ def _timing_name(instruction: Instruction, stage: Stage | None, plan: Plan) -> s
         return "update_weights"
     if isinstance(instruction, SaveCheckpoint):
         return "save_checkpoint"
-    if stage is None or instruction.kind == "take":
+    if stage is None or instruction.kind in ("take", "put"):
         return ""
     op = stage.op
     if isinstance(op, Generate):

@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from rlflow.backends.ray_runtime.adapters import Adapters
@@ -174,6 +176,11 @@ def _make_tiny(source: TinyModel) -> LoadedModel:
             f"the tiny model's hidden {source.hidden}, heads {source.heads} and kv_heads {source.kv_heads} do not fit",
             notes=("heads must divide hidden into even parts, kv_heads must divide heads",),
         )
+    if source.architecture == "qwen3_moe" and not 1 <= source.experts_per_token <= source.experts:
+        raise RunFailure(
+            "RLF5013",
+            f"the tiny model's experts_per_token {source.experts_per_token} is not in 1 .. {source.experts} (experts)",
+        )
     eos, pad = vocabulary[END_TOKEN], vocabulary[PAD_TOKEN]
     settings: dict[str, Any] = {
         "vocab_size": len(vocabulary),
@@ -194,11 +201,19 @@ def _make_tiny(source: TinyModel) -> LoadedModel:
     }
     with torch.random.fork_rng(devices=[]):  # the caller's random state stays as it was
         torch.manual_seed(source.init_seed)
-        model: PreTrainedModel = (
-            Qwen3ForCausalLM(Qwen3Config(**settings))
-            if source.architecture == "qwen3"
-            else LlamaForCausalLM(LlamaConfig(**settings))
-        )
+        model: PreTrainedModel
+        if source.architecture == "qwen3_moe":
+            experts = {
+                "num_experts": source.experts,
+                "num_experts_per_tok": source.experts_per_token,
+                "moe_intermediate_size": source.intermediate,
+                "norm_topk_prob": True,
+            }
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings, **experts))
+        elif source.architecture == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**settings))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**settings))
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return LoadedModel(model.to(torch.float32).eval(), tokenizer, (eos,), pad, source.context)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,9 @@ class MicroBatch:
     """int64 [tokens]: where each response token lies in the batch's packed response columns"""
     lengths: torch.Tensor
     """int64 [rows]: response tokens per row"""
+    segments: tuple[int, ...] | None = None
+    """Of a packed micro-batch, whose ids are [1, width]: the tokens of every row, which lie one after another; what is
+    behind them is padding."""
 
 
 class Sequences:
@@ -80,11 +84,12 @@ class Sequences:
         self.ids[ranges(self.starts, self.prompt_lengths)] = prompts.values.numpy()
         self.ids[ranges(self.starts + self.prompt_lengths, self.response_lengths)] = responses.values.numpy()
 
-    def micro_batches(self, rows: np.ndarray, budget: int, unit: int = 1) -> list[MicroBatch]:
+    def micro_batches(self, rows: np.ndarray, budget: int, unit: int = 1, multiple: int = 1) -> list[MicroBatch]:
         """`rows` cut into rectangles of at most `budget` padded tokens, but at least `unit` samples each.
 
         Longest first, so that rows of a rectangle are of similar length and the largest rectangle comes first: a budget
-        that is too large fails at once. Every `unit` consecutive rows stay together and in order (2 for pairs).
+        that is too large fails at once. Every `unit` consecutive rows stay together and in order (2 for pairs). Widths
+        are multiples of `multiple`.
         """
         units = rows.reshape(-1, unit)
         longest = self.lengths[units].max(1) if len(units) else np.zeros(0, dtype=np.int64)
@@ -92,11 +97,46 @@ class Sequences:
         batches: list[MicroBatch] = []
         start = 0
         while start < len(order):
-            width = max(1, int(longest[order[start]]) - 1)
+            width = _up(max(1, int(longest[order[start]]) - 1), multiple)
             count = max(1, budget // (width * unit))
             batches.append(self._pad(units[order[start : start + count]].reshape(-1), width))
             start += count
         return batches
+
+    def even_micro_batches(
+        self, rows: np.ndarray, budget: int, unit: int, *, parts: int, multiple: int = 1
+    ) -> list[MicroBatch]:
+        """As `micro_batches`, all as wide as the longest row and, but for the last ones, of equally many rows; at least
+        `parts` of them where there are enough rows."""
+        units = rows.reshape(-1, unit)
+        if not len(units):
+            return []
+        width = _up(max(1, int(self.lengths[rows].max()) - 1), multiple)
+        count = max(-(-len(units) // max(1, budget // (width * unit))), min(parts, len(units)))
+        order = np.argsort(-self.lengths[units].max(1), kind="stable")
+        return [self._pad(units[part].reshape(-1), width) for part in np.array_split(order, count)]
+
+    def packed_micro_batches(
+        self, rows: np.ndarray, budget: int, unit: int, *, parts: int, multiple: int = 1
+    ) -> list[MicroBatch]:
+        """`rows` one after another in rows of equally many tokens, about `budget` at most but at least `unit` samples;
+        at least `parts` of them where there are enough rows.
+
+        Balanced: the longest first, each to where the least is (Graham 1969: at most 4/3 of the best).
+        """
+        units = rows.reshape(-1, unit)
+        if not len(units):
+            return []
+        tokens = (self.lengths[units] - 1).sum(1)
+        count = max(-(-int(tokens.sum()) // budget), min(parts, len(units)))
+        loads = [(0, number) for number in range(min(count, len(units)))]
+        bins: list[list[int]] = [[] for _ in loads]
+        for index in np.argsort(-tokens, kind="stable"):
+            load, number = heapq.heappop(loads)
+            bins[number].append(int(index))
+            heapq.heappush(loads, (load + int(tokens[index]), number))
+        width = _up(max(load for load, _ in loads), multiple)
+        return [self._pack(units[chosen].reshape(-1), width) for chosen in bins]
 
     def rectangles(self, budget: int) -> list[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
         """All rows with all their tokens, at most `budget` padded tokens at once: (rows, ids [rows, width], last).
@@ -116,22 +156,41 @@ class Sequences:
             start += len(rows)
         return out
 
+    def _pack(self, rows: np.ndarray, width: int) -> MicroBatch:
+        lengths = self.lengths[rows] - 1
+        ids = np.full(width, self.pad_id, dtype=np.int64)
+        ids[: int(lengths.sum())] = self.ids[ranges(self.starts[rows], lengths)]
+        firsts = np.cumsum(lengths) - lengths
+        segments = tuple(int(length) for length in lengths if length)
+        return self._micro_batch(rows, torch.from_numpy(ids)[None], firsts, segments)
+
     def _pad(self, rows: np.ndarray, width: int) -> MicroBatch:
         columns = np.arange(width)
         inside = columns < (self.lengths[rows] - 1)[:, None]
         index = np.where(inside, self.starts[rows][:, None] + columns, 0)
         ids = np.where(inside, self.ids[index], self.pad_id)
+        return self._micro_batch(rows, torch.from_numpy(ids), np.arange(len(rows)) * width)
+
+    def _micro_batch(
+        self, rows: np.ndarray, ids: torch.Tensor, firsts: np.ndarray, segments: tuple[int, ...] | None = None
+    ) -> MicroBatch:
+        """`firsts` int64 [rows]: where in the flattened `ids` each row begins."""
         lengths = self.response_lengths[rows]
-        read = ranges(np.arange(len(rows)) * width + self.prompt_lengths[rows] - 1, lengths)
+        read = ranges(firsts + self.prompt_lengths[rows] - 1, lengths)
         source = ranges(self.response_starts[rows], lengths)
         if self.counted is not None:
             kept = self.counted[source]
             read, source, lengths = read[kept], source[kept], self.counts[rows]
         return MicroBatch(
             rows,
-            torch.from_numpy(ids),
+            ids,
             torch.from_numpy(read),
             self.responses.values[torch.from_numpy(source)],
             source,
             torch.from_numpy(lengths),
+            segments,
         )
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -10,18 +10,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint, weights_digest
+from rlflow.backends.ray_runtime.deliveries import due, program_of
+from rlflow.backends.ray_runtime.devices.device import open_device
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
 from rlflow.backends.ray_runtime.rank_actor import RankSettings
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.plan import Evaluation, Plan, Program
+from rlflow.plan import Evaluation, Plan, Program, SaveCheckpoint
 
 
 class Rank:
@@ -32,10 +36,12 @@ class Rank:
         self._run_dir = Path(settings.run_dir)
         torch.set_num_threads(settings.threads)
         plan = Plan.from_json(settings.plan_json)
+        size = settings.pools[settings.pool]
+        self._device = open_device(next(pool.device for pool in plan.pools if pool.name == settings.pool))
         self._state = RankState(
-            plan, settings.pool, settings.rank, settings.world, Path(settings.base_dir), settings.seed
+            plan, settings.pool, settings.rank, size, Path(settings.base_dir), settings.seed, device=self._device
         )
-        self._program: Program = next(p for p in plan.programs if p.pool == settings.pool)
+        self._program: Program = program_of(plan, settings.pool)
         self._stop = threading.Event()
         self._saved_step: int | None = None
         self._interpreter: Interpreter | None = None
@@ -44,15 +50,15 @@ class Rank:
     # --- start-up ----------------------------------------------------------------------------------------------------
 
     def join(self, address: str) -> None:
-        """Form the pool's process group (gloo); `address` is host:port of rank 0."""
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{address}",
-            rank=self._settings.rank,
-            world_size=self._settings.world,
-            timeout=timedelta(seconds=self._settings.deadline_s),
-        )
-        self._state.group = dist.group.WORLD
+        """Form the process groups; `address` is host:port of the first rank of all. Tensors on the host go through
+        gloo."""
+        settings = self._settings
+        timeout = timedelta(seconds=settings.deadline_s)
+        world = World(settings.pool, settings.rank, settings.pools, timeout)
+        world.queues, world.control = settings.queues, settings.control
+        own = self._device.collective_backend
+        world.join(address, own if own == "gloo" else f"cpu:gloo,{self._device.kind}:{own}")
+        self._state.join(world)
 
     def load(self, part: str) -> None:
         """Load `models`, then `data`."""
@@ -66,13 +72,10 @@ class Rank:
     def facts(self) -> dict[str, Any]:
         """What the driver shows and records: steps to run, data fingerprints, model sizes."""
         return {
-            "total_steps": self._state.total_steps(),
+            "total_steps": self._state.total_steps() if self._state.data or self._state.plan.stop.steps else 0,
             "seed": self._state.seed,
             "data": {name: data.facts() for name, data in self._state.data.items()},
-            "parameters": {
-                name: sum(p.numel() for p in model.loaded.model.parameters())
-                for name, model in self._state.models.items()
-            },
+            "parameters": {name: model.parameters for name, model in self._state.models.items()},
         }
 
     @property
@@ -85,12 +88,16 @@ class Rank:
         """End the run after the step in progress."""
         self._stop.set()
 
-    def run(self, done: int, last: int, rewards: dict[str, RewardPool]) -> Iterator[dict[str, Any] | RunFailure]:
+    def run(
+        self, done: int, last: int, rewards: dict[str, RewardPool], data: dict[str, str]
+    ) -> Iterator[dict[str, Any] | RunFailure]:
         """Steps done + 1 .. last with their evaluations; yields a report after each, at last one with `ended`.
 
         `last` 0 means the evaluations alone. A failure is yielded, not raised. Ranks other than 0 yield nothing else.
+        `data`: fingerprints of the data sets of all pools.
         """
         self._state.rewards = rewards
+        self._state.fingerprints = data
         try:
             yield from self._run(done, last)
         except RunFailure as failure:
@@ -100,36 +107,42 @@ class Rank:
         finally:
             self._trace.close()
             self._state.close()
-            if self._state.group is not None:
-                dist.destroy_process_group()
+            self._state.all.leave()
 
     def _run(self, done: int, last: int) -> Iterator[dict[str, Any]]:
         self._interpreter = Interpreter(self._state, self._save)
         step = done
+        for channel in self._state.channels.values():
+            channel.start(done, last)
         if done == 0:
             report = self._evaluate(step, list(self._program.evaluations))
             if report is not None:
                 yield report
-        while step < last and not self._agreed_to_stop():
+        while step < last:
+            if not self._may_begin(step + 1):
+                self._state.drain(step)
+                break
             step += 1
             started = time.time()
             metrics = self._metrics()
             self._interpreter.run(self._program.step, step, metrics)
             ended = time.time()
             metrics.seconds["step"] = ended - started
-            due = [e for e in self._program.evaluations if step == last or (e.every and step % e.every == 0)]
             self._write_events(metrics)
             data = self._reduced(metrics)
             if data is not None:
-                data |= self._derived(data, step)
                 yield {"step": step, "data": data, "saved": self._saved_step == step}
-            report = self._evaluate(step, due)
+            report = self._evaluate(step, [e for e in self._program.evaluations if due(e, step, last)])
             if report is not None:
                 yield report
-        if step > 0 and (self._saved_step != step or self._state.has_adapters):
+        for channel in self._state.channels.values():
+            channel.close()
+        saves = any(isinstance(instruction, SaveCheckpoint) for instruction in self._program.step)
+        if saves and step > 0 and (self._saved_step != step or self._state.has_adapters):
             self._save(step, merged=True)
         if self._settings.rank == 0:
-            yield {"ended": True, "step": step, "checkpoint": f"checkpoints/global_step_{step}" if step else ""}
+            saved = saves and step > 0
+            yield {"ended": True, "step": step, "checkpoint": f"checkpoints/global_step_{step}" if saved else ""}
 
     def _evaluate(self, step: int, evaluations: list[Evaluation]) -> dict[str, Any] | None:
         if not evaluations:
@@ -158,23 +171,29 @@ class Rank:
         """The metrics over all ranks, on rank 0; None elsewhere."""
         if self._state.group is None:
             return reduce_parts([metrics.parts()])
-        gathered: list[Any] | None = [None] * self._settings.world if self._settings.rank == 0 else None
-        dist.gather_object(metrics.parts(), gathered, dst=0, group=self._state.group)
+        gathered: list[Any] | None = [None] * self._state.world if self._settings.rank == 0 else None
+        dist.gather_object(metrics.parts(), gathered, group=self._state.group, group_dst=0)
         return None if gathered is None else reduce_parts(gathered)
-
-    def _derived(self, data: dict[str, float], step: int) -> dict[str, float]:
-        seconds = data["timing_s/step"]
-        tokens = data.get("perf/total_num_tokens", 0.0)
-        return {
-            "training/global_step": float(step),
-            "perf/time_per_step": seconds,
-            "perf/throughput": tokens / seconds / self._settings.world,
-        }
 
     def _write_events(self, metrics: StepMetrics) -> None:
         for event in metrics.events:
             self._trace.write(json.dumps(event, sort_keys=True) + "\n")
         self._trace.flush()
+
+    def _is_last_part(self, step: int) -> bool:
+        """Whether all pools that train have written their part of a checkpoint."""
+        control = self._settings.control
+        return control is None or bool(ray.get(control.saved.remote(step)))
+
+    def _may_begin(self, step: int) -> bool:
+        """Whether the run goes on with this step: the same answer on all ranks of all pools."""
+        control = self._settings.control
+        if control is None:
+            return not self._agreed_to_stop()
+        answer = [ray.get(control.begin.remote(step)) if self._settings.rank == 0 else None]
+        if self._state.group is not None:
+            dist.broadcast_object_list(answer, group=self._state.group, group_src=0)
+        return bool(answer[0])
 
     def _agreed_to_stop(self) -> bool:
         """Whether any rank was asked to stop: all leave after the same step."""
@@ -191,7 +210,7 @@ class Rank:
         `merged`: with the weights that adapters amount to, for people to take away.
         """
         if self._state.group is not None:
-            digests: list[str] = [""] * self._settings.world
+            digests: list[str] = [""] * self._state.world
             dist.all_gather_object(digests, weights_digest(self._state), group=self._state.group)
             if len(set(digests)) > 1:
                 raise RunFailure(
@@ -199,6 +218,5 @@ class Rank:
                     f"the ranks of pool `{self._settings.pool}` hold different weights after step {step}",
                     notes=tuple(f"rank {rank}: sha256 {digest[:16]}..." for rank, digest in enumerate(digests)),
                 )
-        if self._settings.rank == 0:
-            save_checkpoint(self._state, self._checkpoints, step, merged)
+        save_checkpoint(self._state, self._checkpoints, step, merged, self._is_last_part)
         self._saved_step = step

@@ -6,7 +6,7 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import ray
 from rlflow.backends.ray_runtime.failures import blame, guarded
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Score
-from rlflow.plan import Plan
+from rlflow.plan import Plan, RunStage
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.rank import Rank
@@ -29,15 +29,20 @@ class RankSettings:
     plan_json: str
     pool: str
     rank: int
-    world: int
+    pools: dict[str, int]
+    """Ranks of every pool that executes instructions, in the order of the plan."""
     base_dir: str
     run_dir: str
     seed: int
     threads: int
     environment: dict[str, str]
     """Variables to set before anything heavy is imported."""
-    deadline_s: float = 600.0
+    deadline_s: float = 1800.0
     """Limit of every wait for another rank."""
+    queues: dict[str, Any] = field(default_factory=dict)
+    """Actors of the queues between pools."""
+    control: Any = None
+    """Actor of what the pools agree on; None for a plan of one pool."""
 
 
 class RankActor:
@@ -77,7 +82,7 @@ class RankActor:
 
         def start() -> None:
             plan = Plan.from_json(self._settings.plan_json)
-            self._rewards = _open_rewards(plan, Path(self._settings.base_dir), self._settings.world)
+            self._rewards = _open_rewards(plan, Path(self._settings.base_dir), self._settings)
 
         return guarded("starting the rewards", start)
 
@@ -90,7 +95,7 @@ class RankActor:
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def join(self, address: str) -> RunFailure | None:
-        """Form the pool's process group (gloo)."""
+        """Form the process groups (gloo) of all pools."""
         return guarded("joining the ranks", lambda: self._ready.join(address))
 
     def load(self, part: str) -> RunFailure | None:
@@ -105,9 +110,9 @@ class RankActor:
         """What the driver shows and records: steps to run, data fingerprints, model sizes."""
         return self._ready.facts()
 
-    def run(self, done: int, last: int) -> Iterator[dict[str, Any] | RunFailure]:
+    def run(self, done: int, last: int, data: dict[str, str]) -> Iterator[dict[str, Any] | RunFailure]:
         """See `Rank.run`."""
-        yield from self._ready.run(done, last, self._rewards)
+        yield from self._ready.run(done, last, self._rewards, data)
 
     def request_stop(self) -> None:
         """End the run after the step in progress."""
@@ -119,11 +124,16 @@ class RankActor:
         return self._rank
 
 
-def _open_rewards(plan: Plan, base_dir: Path, world: int) -> dict[str, RewardPool]:
-    """Workers of every reward that a stage uses, shared out evenly over the ranks."""
+def _open_rewards(plan: Plan, base_dir: Path, settings: RankSettings) -> dict[str, RewardPool]:
+    """Workers of every reward that this pool calls, shared out evenly over its ranks."""
     from rlflow.backends.ray_runtime.reward_worker import RewardPool
 
-    pool_of = {stage.op.reward: stage.pool for stage in plan.stages if isinstance(stage.op, Score)}
+    world = settings.pools[settings.pool]
+    program = next(program for program in plan.programs if program.pool == settings.pool)
+    lists = (program.step, *(evaluation.instructions for evaluation in program.evaluations))
+    called = {i.stage for instructions in lists for i in instructions if isinstance(i, RunStage)}
+    scores = [stage for stage in plan.stages if isinstance(stage.op, Score) and stage.id in called]
+    pool_of = {stage.op.reward: stage.pool for stage in scores if isinstance(stage.op, Score)}
     sources = {data.name: data.source for data in plan.data}
     rewards: dict[str, RewardPool] = {}
     for declared in plan.rewards:

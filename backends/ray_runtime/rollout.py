@@ -1,29 +1,48 @@
-"""The embedded rollout engine: sampling from a transformers model without a server.
+"""The embedded rollout engine: sampling from a transformers model without a server. See engine.py for its interface.
 
 A group's prompt is prefilled once and its cache repeated n times; finished rows leave the cache as decoding goes on;
-every sample has its own random stream. So the tokens of a sample depend on weights, prompt, (seed, step, uid, sample)
-and the sampling parameters, and not on the batch around it, except where float rounding of another batch shape moves
-a draw that lies within it of the border between two tokens.
+every sample has its own random stream.
+
+What is promised in float32: the tokens of a sample depend on weights, prompt, (seed, step, uid, sample) and the
+sampling parameters. They depend on the samples beside it, on waves, compaction, pauses, tp and ep only by rounding:
+sums are taken in another order, logits differ in their last bits, and a draw that lies within this difference of the
+border between two tokens may take the other one. With float32 that is a share of about 1e-6 of the tokens, with bf16 of
+1e-2. The ranks of one replica never differ: all take what the first one sampled.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from typing import Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.conversation import Conversations, decode_text
 from rlflow.backends.ray_runtime.decoder import make_decoder
+from rlflow.backends.ray_runtime.engine import (
+    Enough,
+    Generated,
+    Level,
+    PauseMode,
+    Residency,
+    Tag,
+)
+from rlflow.backends.ray_runtime.engine_gate import Gate, refused
+from rlflow.backends.ray_runtime.engine_weights import EngineWeights
 from rlflow.backends.ray_runtime.environment_worker import Environments
+from rlflow.backends.ray_runtime.generation import Generation, Work
 from rlflow.backends.ray_runtime.models import LoadedModel
-from rlflow.backends.ray_runtime.randomness import uniforms
+from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.replica import Replica
 from rlflow.backends.ray_runtime.sampling import Sampler, response_lengths
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate
+from rlflow.protocol.samples import Segment
 
 __all__ = ["RolloutEngine", "Sampler", "response_lengths"]
 
@@ -34,32 +53,118 @@ _COMPACT_SHARE = 8
 
 
 class RolloutEngine:
-    """Samples from `loaded`. With compute "fp32" it reads the master weights themselves, so it is never out of date;
-    with "bf16" it holds a copy that `load_weights` refreshes. Of a model with adapters it holds the weights with the
-    adapters added, and shares the others with the trainer."""
+    """Samples from `loaded`; an `Engine`.
 
-    def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"]) -> None:
-        self.loaded = loaded
-        self.version = 0
-        self._model: PreTrainedModel = loaded.model
-        self.digest = ""
-        """Of the weights with adapters that it samples from; empty for a model without."""
-        if loaded.adapters is not None:
-            self._model = loaded.adapters.merged(torch.bfloat16 if compute == "bf16" else torch.float32)
-            self.digest = loaded.adapters.write_merged(self._model)
-        elif compute == "bf16":
-            self._model = copy.deepcopy(loaded.model).to(torch.bfloat16).requires_grad_(False)
+    On one rank with compute "fp32" it reads the master weights themselves, so it is never out of date. With "bf16", on
+    a mesh with tp > 1, and with `own` (the weights come from another pool) it holds weights of its own, which
+    `load_weights` or an update renews. With `own` nothing of `loaded.model` is kept. Of a model with adapters it holds
+    the weights with the adapters added, and shares the others with the trainer where it can.
+
+    A model is whole when its engine is made, so before a trainer cuts it. All ranks of the mesh make their
+    engines together. A thread of the rank waits at most `wait_seconds` for the other, in a pause or for one.
+
+    RunFailure RLF4003 for a layout or a model that it cannot sample from in parts.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        compute: Literal["fp32", "bf16"],
+        mesh: Mesh | None = None,
+        *,
+        own: bool = False,
+        wait_seconds: float = 600.0,
+    ) -> None:
+        self._weights = EngineWeights(loaded, compute, mesh, own)
+        self.loaded = self._weights.loaded
+        self._model = self._weights.model
         self._decoder = make_decoder(self._model)
+        self._replica = Replica(mesh, self._model.device, timedelta(seconds=wait_seconds))
+        self._gate = Gate(self._replica, wait_seconds)
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return self._weights.version
+
+    @property
+    def digest(self) -> str:
+        """Of the weights with adapters that it samples from; empty for a model without."""
+        return self._weights.digest
 
     def load_weights(self, version: int) -> None:
-        """Take over the master weights, in place, as `version`."""
-        if self.loaded.adapters is not None:
-            self.digest = self.loaded.adapters.write_merged(self._model)
-        elif self._model is not self.loaded.model:
-            with torch.no_grad():
-                for mine, master in zip(self._model.parameters(), self.loaded.model.parameters(), strict=True):
-                    mine.copy_(master)
-        self.version = version
+        """Take over the master weights, in place, as `version`. RLF5006 where they are not on this rank."""
+        with self._gate.exclusive("load_weights"):
+            self._weights.load(version)
+            self._renewed()
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self._weights.tensors)
+
+    def begin_update(self, version: int) -> None:
+        with self._gate.exclusive("begin_update"):
+            self._weights.begin_update(version)
+            self._drop_caches()
+            self._decoder.drop_weights()
+
+    def update(self, names: Iterable[str]) -> None:
+        self._weights.update(names)
+
+    def end_update(self, digest: str | None = None) -> None:
+        self._weights.end_update(digest)
+        self._renewed()
+
+    def _renewed(self) -> None:
+        self._drop_caches()
+        self._decoder.refresh()
+
+    def _drop_caches(self) -> None:
+        self._decoder.drop()
+        self._gate.cuts += 1
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def sleep(self, level: Level) -> Residency:
+        with self._gate.exclusive("sleep"):
+            self._weights.check_sleep()
+            self._drop_caches()
+            self._decoder.drop_weights()
+            self._weights.sleep(level)
+        return self.residency()
+
+    def wake(self, tags: Iterable[Tag] = ("weights", "kv")) -> Residency:
+        with self._gate.exclusive("wake"):
+            before = self._weights.readable
+            self._weights.wake(set(tags))
+            if self._weights.readable and not before:
+                self._decoder.refresh()
+        return self.residency()
+
+    def residency(self) -> Residency:
+        memory, decoder = self._weights.memory, self._decoder
+        return Residency(memory.device_bytes + decoder.copied_bytes(), memory.host_bytes, decoder.cache_bytes())
+
+    # --- pausing ---------------------------------------------------------------------------------------------------
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        self._gate.pause(mode)
+
+    def resume(self) -> None:
+        self._gate.resume()
+
+    def _resumed(self, signal: int) -> tuple[int, bool]:
+        """See `generation.Resume`."""
+        before = self._gate.cuts
+        self._gate.hold(signal)
+        return self.version, self._agree(before) > before
+
+    def _agree(self, cuts: int) -> int:
+        problem = self._weights.problem
+        message = f"generate while the engine {problem}" if problem else ""
+        return self._replica.same(message, self.version, self._gate.cuts - cuts) + cuts
+
+    # --- sampling --------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -68,14 +173,15 @@ class RolloutEngine:
         *,
         seed: int,
         step: int,
-        version: int,
+        version: int | None = None,
         environments: Environments | None = None,
     ) -> Batch:
         """`op.n` samples per prompt, prompt by prompt: the columns of a samples batch (see batch.py).
 
         `logprobs` are those of the sampled tokens under softmax(logits / temperature) over the whole vocabulary, that
         is before top-k and top-p cut it; at temperature 0 (greedy) they are taken at temperature 1. Two generate
-        stages on the same prompts of one step draw the same numbers unless their seeds differ.
+        stages on the same prompts of one step draw the same numbers unless their seeds differ. `version`: of the
+        weights that it has now, if not the engine's.
 
         Of prompts with a share only the share's samples are made; `group` then counts over the whole step.
 
@@ -83,54 +189,163 @@ class RolloutEngine:
         columns, `mask` and `turns`.
 
         RunFailure: RLF5007 a prompt with `op.max_new` does not fit the context, RLF5002 an empty prompt, RLF5017 a
-        failing environment.
+        failing environment, RLF5006 an engine that is asleep, in an update, or is paused with `abort` meanwhile.
         """
+        present = op.environment is None or environments is not None or not self._replica.first
+        assert present, f"generate needs the environment `{op.environment}`"
+        first, own = own_samples(prompts, op.n)
+        work = self._work(prompts, op, step)
+        with self._call():
+            run = self._generation(work, op, seed, version)
+            talks: Conversations | None = None
+            rows = np.arange(own.start, own.stop, dtype=np.int64)
+            if op.environment is not None:
+                talks = Conversations(self._decoder, self.loaded, op, environments, prompts, run, self._replica)
+            with torch.inference_mode():
+                if talks is None:
+                    run.run(rows, _MAX_ROWS, _COMPACT_SHARE)
+                else:
+                    talks.run(rows, _MAX_ROWS, _COMPACT_SHARE)
+        if run.stopped:
+            raise RunFailure("RLF5006", "generate was aborted", help=("generate_partial gives what there is",))
+        samples = self._samples(prompts, op, run, rows, talks)
+        return samples.with_columns(group=first + samples.array("group"))
+
+    def generate_partial(
+        self,
+        prompts: Batch,
+        op: Generate,
+        *,
+        seed: int,
+        step: int,
+        begun: Batch | None = None,
+        enough: Enough | None = None,
+    ) -> Generated:
+        if op.environment is not None:
+            raise RunFailure(
+                "RLF4003",
+                "multi-turn samples cannot be left unfinished",
+                notes=(f"the environment `{op.environment}` would have to keep their conversations",),
+                help=("use a trigger at 100%",),
+            )
+        begun = begun if begun is not None and begun.rows else None
+        _, own = own_samples(prompts, op.n)
+        before = 0 if begun is None else begun.rows
+        rows = np.concatenate([np.arange(before), before + np.arange(own.start, own.stop)]).astype(np.int64)
+        with self._call():
+            run = self._generation(self._work(prompts, op, step, begun), op, seed, None, enough)
+            with torch.inference_mode():
+                run.run(rows[~run.complete[rows]], _MAX_ROWS, _COMPACT_SHARE)
+        samples = self._samples(prompts, op, run, rows, None, begun)
+        lengths, open_ = run.lengths()
+        complete = (~open_ | (lengths == op.max_new))[torch.from_numpy(rows)].numpy()
+        samples = samples.with_columns(step=run.work.step[rows])
+        return Generated(samples.select(np.nonzero(complete)[0]), samples.select(np.nonzero(~complete)[0]))
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Around one call of generate."""
+        with self._gate.call():
+            self._agree(self._gate.cuts)
+            if self._weights.shared:
+                self._decoder.refresh()
+            try:
+                yield
+            finally:
+                self._decoder.drop()
+
+    def _generation(
+        self, work: Work, op: Generate, seed: int, version: int | None, enough: Enough | None = None
+    ) -> Generation:
+        return Generation(
+            self._decoder,
+            self.loaded,
+            op,
+            work,
+            device=self._model.device,
+            seed=seed,
+            version=self.version if version is None else version,
+            loaded_version=self.version,
+            gate=self._gate,
+            replica=self._replica,
+            resume=self._resumed,
+            enough=enough,
+        )
+
+    def _work(self, prompts: Batch, op: Generate, step: int, begun: Batch | None = None) -> Work:
+        """Samples of `begun`, then `op.n` of every prompt, be they this rank's or not."""
         ids = [row.numpy() for row in _rows(prompts.packed("prompt_ids"))]
         uids = prompts.array("uid")
         self._check_lengths(ids, uids, op.max_new)
-        first, own = own_samples(prompts, op.n)
-        # Rows are numbered as if all samples of these prompts were made; those of other ranks stay empty.
-        tokens = torch.zeros(len(ids) * op.n, op.max_new, dtype=torch.int64)
-        logprobs = torch.zeros(len(ids) * op.n, op.max_new, dtype=torch.float32)
-        talks: Conversations | None = None
-        if op.environment is not None:
-            assert environments is not None, f"generate needs the environment `{op.environment}`"
-            talks = Conversations(self._decoder, self.loaded, op, environments, prompts, tokens, logprobs)
-        with torch.inference_mode():
-            self._decoder.refresh()
-            # Prompts of similar length are decoded together, for the least padding.
-            order = np.argsort([len(row) for row in ids], kind="stable")
-            order = order[((order + 1) * op.n > own.start) & (order * op.n < own.stop)]
-            per_wave = max(1, _MAX_ROWS // op.n)
-            for start in range(0, len(order), per_wave):
-                wave = order[start : start + per_wave]
-                logits, rows, draws = self._prefill(ids, uids, wave, own, op, seed, step)
-                if talks is None:
-                    self._decode(logits, rows, draws, op, tokens, logprobs)
-                else:
-                    talks.run(logits, rows, draws, _COMPACT_SHARE)
-        mine = slice(own.start, own.stop)
-        tokens, logprobs = tokens[mine], logprobs[mine]
+        prompt, sample = np.divmod(np.arange(prompts.rows * op.n, dtype=np.int64), op.n)
+        uid, steps = uids[prompt], np.full(len(prompt), step, dtype=np.int64)
+        if begun is None:
+            return Work(ids, prompt, uid, sample, steps, {}, {})
+        old = [row.numpy() for row in _rows(begun.packed("prompt_ids"))]
+        self._check_lengths(old, begun.array("uid"), op.max_new)
+        responses, logprobs = (_rows(begun.packed(name)) for name in ("response_ids", "logprobs"))
+        longest = max(len(row) for row in responses)
+        if longest > op.max_new:
+            raise refused(f"a begun sample has {longest} tokens, and max_new is {op.max_new}")
+        return Work(
+            [*old, *ids],
+            np.concatenate([np.arange(len(old)), len(old) + prompt]),
+            np.concatenate([begun.array("uid"), uid]),
+            np.concatenate([begun.array("sample"), sample]),
+            np.concatenate([begun.array("step"), steps]),
+            dict(enumerate(responses)),
+            dict(enumerate(logprobs)),
+        )
+
+    def _samples(
+        self,
+        prompts: Batch,
+        op: Generate,
+        run: Generation,
+        rows: np.ndarray,
+        talks: Conversations | None,
+        begun: Batch | None = None,
+    ) -> Batch:
+        """The samples numbered `rows` as a batch; `group` counts those of `begun` first."""
+        mine = torch.from_numpy(rows)
+        tokens, logprobs = run.tokens[mine], run.logprobs[mine]
         if talks is None:
-            lengths, truncated = response_lengths(tokens, self.loaded.eos_ids)
+            lengths, open_ = (column[mine] for column in run.lengths())
+            truncated = open_ & (lengths == op.max_new)
         else:
             lengths, truncated = talks.lengths[mine], talks.truncated[mine]
         kept = torch.arange(op.max_new) < lengths[:, None]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         responses = Packed(tokens[kept], offsets)
-        prompt, sample = np.divmod(np.arange(own.start, own.stop, dtype=np.int64), op.n)
-        repeated = prompts.select(prompt)
+        given: list[tuple[Segment, ...]] = [] if begun is None else begun.items("versions")
+        before, groups = len(given), np.zeros(0, dtype=np.int64)
+        new = rows[before:] - before
+        samples = prompts.select(new // op.n)
+        if begun is not None:
+            numbers: dict[tuple[int, int], int] = {}
+            pairs = zip(begun.array("uid").tolist(), begun.array("step").tolist(), strict=True)
+            groups = np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], dtype=np.int64)
+            old = Batch(before, {name: begun.columns[name] for name in prompts.columns})
+            samples = Batch.concat([old, replace(samples, share=None)])
         if talks is not None:
-            mask, turns = talks.mask[mine][kept], talks.turns[mine]
-            repeated = repeated.with_columns(mask=Packed(mask, offsets), turns=turns.numpy())
-        return repeated.with_columns(
-            group=first + prompt,
-            sample=sample,
+            samples = samples.with_columns(
+                mask=Packed(talks.mask[mine][kept], offsets), turns=talks.turns[mine].numpy()
+            )
+        versions = [
+            run.segments(row, length, given[row] if row < before else ())
+            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
+        ]
+        return samples.with_columns(
+            group=np.concatenate([groups, len(set(groups.tolist())) + new // op.n]),
+            sample=run.work.sample[rows],
             response_ids=responses,
             logprobs=Packed(logprobs[kept], offsets),
             text=decode_text(self.loaded.tokenizer, responses),
             truncated=truncated.numpy(),
-            version=np.full(len(own), version, dtype=np.int64),
+            version=np.array(
+                [min((part.version for part in parts), default=run.version) for parts in versions], dtype=np.int64
+            ),
+            versions=versions,
         )
 
     def _check_lengths(self, ids: list[np.ndarray], uids: np.ndarray, max_new: int) -> None:
@@ -146,75 +361,6 @@ class RolloutEngine:
                     if len(row) < self.loaded.context
                     else ("drop prompts this long",),
                 )
-
-    def _prefill(
-        self, ids: list[np.ndarray], uids: np.ndarray, wave: np.ndarray, own: range, op: Generate, seed: int, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Read the prompts numbered `wave`. By row of the cache: the first token's logits, the sample's number in the
-        batch (int64, on the CPU), which is in `own`, and its draws [rows, max_new], None when greedy."""
-        device = self._model.device
-        # Equal prompts are prefilled once, whoever asked for them.
-        unique: dict[bytes, int] = {}
-        source = [unique.setdefault(ids[i].tobytes(), len(unique)) for i in wave]
-        distinct = [np.frombuffer(key, dtype=np.int64) for key in unique]
-        width = max(len(row) for row in distinct)
-        padded = np.full((len(distinct), width), self.loaded.pad_id, dtype=np.int64)
-        for index, row in enumerate(distinct):
-            padded[index, width - len(row) :] = row
-        lengths = torch.tensor([len(row) for row in distinct], device=device)
-
-        grid = (wave[:, None] * op.n + np.arange(op.n)).reshape(-1)
-        mine = (grid >= own.start) & (grid < own.stop)
-        rows = torch.from_numpy(grid[mine])
-        draws: torch.Tensor | None = None
-        if op.temperature > 0:
-            streams = [uniforms(seed, step, int(uids[row // op.n]), row % op.n, op.max_new) for row in rows.tolist()]
-            draws = torch.from_numpy(np.stack(streams)).to(device)
-        logits = self._decoder.prefill(torch.from_numpy(padded).to(device), lengths, op.max_new)
-        repeat = torch.from_numpy(np.repeat(source, op.n)[mine]).to(device)
-        logits = logits[repeat]
-        if op.max_new > 1 or op.environment is not None:
-            self._decoder.select(repeat)
-        return logits, rows, draws
-
-    def _decode(
-        self,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        draws: torch.Tensor | None,
-        op: Generate,
-        tokens: torch.Tensor,
-        logprobs: torch.Tensor,
-    ) -> None:
-        """Decode what was prefilled, into the rows of `tokens` and `logprobs` that are theirs."""
-        device = logits.device
-        sampler = Sampler(op.temperature, op.top_p, op.top_k)
-        eos_ids = self.loaded.eos_ids
-        eos = torch.tensor(eos_ids, device=device)
-        done = torch.zeros(len(rows), dtype=torch.bool, device=device)
-        # Columns decoded since the last compaction; the rows of the cache did not change in between.
-        pending: list[tuple[torch.Tensor, torch.Tensor]] = []
-        start = 0
-        for position in range(op.max_new):
-            chosen, logp = sampler(logits, None if draws is None else draws[:, position])
-            pending.append((chosen, logp))
-            done |= (chosen == eos_ids[0]) if len(eos_ids) == 1 else torch.isin(chosen, eos)
-            finished = int(done.sum())
-            last = position + 1 == op.max_new or finished == len(rows)
-            compact = finished * _COMPACT_SHARE >= len(rows)
-            if last or compact:
-                tokens[rows, start : position + 1] = torch.stack([t for t, _ in pending], 1).cpu()
-                logprobs[rows, start : position + 1] = torch.stack([p for _, p in pending], 1).cpu()
-                pending, start = [], position + 1
-            if last:
-                break
-            if compact and finished:
-                alive = torch.nonzero(~done)[:, 0]
-                self._decoder.select(alive)
-                rows, chosen = rows[alive.cpu()], chosen[alive]
-                draws = None if draws is None else draws[alive]
-                done = torch.zeros(len(rows), dtype=torch.bool, device=device)
-            logits = self._decoder.step(chosen)
 
 
 def own_samples(prompts: Batch, n: int) -> tuple[int, range]:

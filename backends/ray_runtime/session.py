@@ -8,12 +8,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlflow.device_rules import RAY_RESOURCE
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Pool
 
@@ -110,31 +113,61 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
         ray.shutdown()
 
 
+@dataclass(frozen=True)
+class Reserved:
+    """Resources that Ray has set aside: a bundle for every host of the plan."""
+
+    group: PlacementGroup
+    bundle_of: Mapping[str, int]
+
+
 @contextlib.contextmanager
-def reserved(pool: Pool) -> Iterator[PlacementGroup]:
-    """A placement group with a bundle per rank. RLF5008 with wanted and available when it is not given in time."""
-    group = placement_group([{"CPU": 1.0}] * len(pool.ranks), strategy="PACK", name=f"rlflow-{pool.name}-{os.getpid()}")
+def reserved(pools: Sequence[Pool]) -> Iterator[Reserved]:
+    """A placement group with the ranks of every host of the plan in one bundle, so that they are on one machine.
+
+    RLF5008 with wanted and available when it is not given in time.
+    """
+    wanted: dict[str, Counter[str]] = {}
+    for pool in pools:
+        for place in pool.ranks:
+            wanted.setdefault(place.host, Counter()).update(["CPU", *device_resources(pool)])
+    bundles = [{name: float(count) for name, count in bundle.items()} for bundle in wanted.values()]
+    group = placement_group(bundles, strategy="PACK", name=f"rlflow-{os.getpid()}")
     try:
         # Short waits: a single long one would not let Ctrl-C through.
         until = time.monotonic() + PLACE_DEADLINE_S
         while not group.wait(timeout_seconds=_POLL_S):
             if time.monotonic() > until:
-                raise _not_placed(pool)
-        yield group
+                raise _not_placed(pools, list(wanted.values()))
+        yield Reserved(group, {host: index for index, host in enumerate(wanted)})
     finally:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
 
 
-def _not_placed(pool: Pool) -> RunFailure:
-    have = ray.available_resources().get("CPU", 0.0)
-    total = ray.cluster_resources().get("CPU", 0.0)
+def device_resources(pool: Pool) -> dict[str, float]:
+    """What a rank asks Ray for beside its CPU. Ray then makes that one device visible to it."""
+    return {} if pool.device == "cpu" else {RAY_RESOURCE[pool.device]: 1.0}
+
+
+def _not_placed(pools: Sequence[Pool], bundles: list[Counter[str]]) -> RunFailure:
+    have, total = ray.available_resources(), ray.cluster_resources()
+    names = ", ".join(f"`{pool.name}`" for pool in pools)
+    kinds = Counter(tuple(bundle.items()) for bundle in bundles)
+    wanted = ", ".join(
+        f"{count} bundle{'s' * (count > 1)} of "
+        + " and ".join(f"{size} {name}{'s' * (size > 1)}" for name, size in bundle)
+        for bundle, count in kinds.items()
+    )
     return RunFailure(
         "RLF5008",
-        f"Ray did not give pool `{pool.name}` its resources within {PLACE_DEADLINE_S:g} s",
+        f"Ray did not give pool{'s' * (len(pools) > 1)} {names} what they need within {PLACE_DEADLINE_S:g} s",
         notes=(
-            f"wanted: {len(pool.ranks)} bundles of 1 CPU",
-            f"the cluster has {total:g} CPUs, {have:g} of them free",
+            f"wanted: {wanted}, each on one machine",
+            *(
+                f"the cluster has {total.get(name, 0.0):g} {name}s, {have.get(name, 0.0):g} of them free"
+                for name in dict.fromkeys(name for bundle in bundles for name in bundle)
+            ),
         ),
-        help=("use a smaller pool, or free the cluster",),
+        help=("use smaller pools, or free the cluster",),
     )

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
+from transformers import PretrainedConfig
 
 from rlflow.backends.ray_runtime.data import DataSet, open_data
+from rlflow.backends.ray_runtime.devices.cpu import Cpu
+from rlflow.backends.ray_runtime.devices.device import Device
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
+from rlflow.backends.ray_runtime.open_channel import open_channel
+from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.published import PublishCheck
+from rlflow.backends.ray_runtime.reshard_links import Tensors
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.backends.ray_runtime.trainer import Trainer
+from rlflow.backends.ray_runtime.weight_channel import WeightChannel
+from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import FrozenModel, Generate, Logprobs, Take, Train, ValueModel, Values
+from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Take, Train, ValueModel, Values
 from rlflow.plan import DataDecl, Plan, Stage
 
 SMALL = 5_000_000
@@ -31,17 +41,43 @@ class ModelState:
 
     loaded: LoadedModel
     compute: Literal["fp32", "bf16"]
+    config: PretrainedConfig
+    """Of the whole model."""
+    parameters: int
+    """Of the whole model."""
     version: int = 0
     engine: RolloutEngine | None = None
     trainer: Trainer | None = None
+    engine_mesh: Mesh | None = None
+    engine_fed: bool = False
+    """The engine's weights come by a reshard."""
+    engine_own: bool = False
+    """The engine has a copy of the weights, in which nothing is shared with the trainer's."""
+    mesh: Mesh | None = None
+    """Of the trainer; None where every rank has the whole model and rows of its own."""
     check: PublishCheck | None = None
     """Of a model with adapters that is sampled from."""
+
+    def renew_engine(self, version: int) -> None:
+        """Give the engine the weights of the trainer on this rank, which has the same parts."""
+        assert self.engine is not None
+        if not self.engine_own:
+            self.engine.load_weights(version)
+            return
+        assert self.trainer is not None
+        source, target = self.trainer.local_tensors(), self.engine.local_tensors()
+        self.engine.begin_update(version)
+        with torch.no_grad():
+            for name, tensor in target.items():
+                tensor.copy_(source[name])
+        self.engine.update(target)
+        self.engine.end_update()
 
     def restart(self, version: int) -> None:
         """Go on from weights that were loaded into the master copy."""
         self.version = version
-        if self.engine is not None:
-            self.engine.load_weights(version)
+        if self.engine is not None and not self.engine_fed:
+            self.renew_engine(version)
             if self.check is not None:
                 self.check.restart(self.engine.digest)
 
@@ -57,12 +93,27 @@ class RankState:
     base_dir: Path
     seed: int
     group: dist.ProcessGroup | None = None
+    """Of the pool; None for a pool of one rank."""
+    all: World = field(init=False)
+    """All pools of the run."""
+    channels: dict[str, WeightChannel] = field(default_factory=dict)
+    """This rank's ends of the plan's reshards, by id."""
+    device: Device = field(default_factory=Cpu)
     models: dict[str, ModelState] = field(default_factory=dict)
     data: dict[str, DataSet] = field(default_factory=dict)
     rewards: dict[str, RewardPool] = field(default_factory=dict)
     environments: dict[str, EnvironmentPool] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """Of the data sets of all pools."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
+
+    def __post_init__(self) -> None:
+        self.all = World(self.pool, self.rank, {self.pool: self.world}, group=self.group)
+
+    def join(self, world: World) -> None:
+        """Take part in a run of several ranks, whose groups are connected."""
+        self.all, self.group = world, world.group
 
     def load_models(self) -> None:
         """Load what the pool's stages use. Frozen copies and value models are made before anything trains."""
@@ -79,23 +130,75 @@ class RankState:
         for name, stages in used.items():
             if not stages:
                 continue
-            state = ModelState(built[name], self._compute(name))
-            if any(isinstance(s.op, Generate) for s in stages):
-                state.engine = RolloutEngine(state.loaded, state.compute)
-                if state.loaded.adapters is not None:
-                    state.check = PublishCheck(name, state.engine.digest)
-            if any(isinstance(s.op, Train | Logprobs | Values) for s in stages):
-                state.trainer = Trainer(state.loaded, state.compute)
-            self.models[name] = state
+            self.models[name] = self._model_state(name, built[name], stages)
+        self._connect_weights()
         self._check_tokenizers()
-        if sum(_parameters(model.loaded) for model in self.models.values()) < SMALL:
+        if sum(model.parameters for model in self.models.values()) < SMALL:
             # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for
             # the next one: with other processes on the machine a step takes ten times as long.
             torch.set_num_threads(1)
 
+    def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
+        """What samples from the model and what trains it or predicts with it, each in its layout."""
+        state = ModelState(loaded, self._compute(name), loaded.model.config, _parameters(loaded))
+        samplers = [s for s in stages if isinstance(s.op, Generate)]
+        others = [s for s in stages if isinstance(s.op, Train | Logprobs | Values | ModelScore)]
+        if samplers:
+            mesh = self._mesh(samplers)
+            self._make_engine(name, state, mesh, alone=not others, fed=self._fed_by_reshard(samplers[0], others))
+        if others:
+            state.mesh = self._mesh(others)
+            if any(not isinstance(s.op, ModelScore) for s in others):
+                state.trainer = Trainer(loaded, state.compute, state.mesh)
+        return state
+
+    def _fed_by_reshard(self, sampler: Stage, others: list[Stage]) -> bool:
+        """Whether the weights to sample from come by a reshard, into a copy that nothing else on this pool uses."""
+        shared = {stage.id for stage in others}
+        return any(sampler.id in r.readers and not shared & set(r.readers) for r in self.plan.reshards)
+
+    def _make_engine(self, name: str, state: ModelState, mesh: Mesh | None, *, alone: bool, fed: bool) -> None:
+        """Before the trainer, which cuts the model that both were made from."""
+        loaded = state.loaded
+        own = fed or mesh is not None
+        wait = self.all.timeout.total_seconds()
+        state.engine = RolloutEngine(loaded, state.compute, mesh, own=own, wait_seconds=wait)
+        state.engine_mesh, state.engine_fed, state.engine_own = mesh, fed, own
+        if loaded.adapters is not None:
+            state.check = PublishCheck(name, state.engine.digest)
+        if alone and own:
+            state.loaded = state.engine.loaded  # the copy in float32 is not needed any more
+
+    def _mesh(self, stages: list[Stage]) -> Mesh | None:
+        """The mesh of stages that use one copy of a model. RLF4003 where their layouts differ."""
+        first = stages[0]
+        assert first.layout is not None
+        for stage in stages[1:]:
+            if stage.layout != first.layout:
+                raise RunFailure(
+                    "RLF4003",
+                    f"`{first.id}` and `{stage.id}` use one model on one pool in two layouts",
+                    stage=stage.id,
+                    help=("place them with the same layout, or on pools of their own",),
+                )
+        mapping = next((r.mapping for r in self.plan.reshards if r.source == r.target and first.id in r.readers), ())
+        return self.all.mesh(first.layout, mapping, first.id)
+
+    def _connect_weights(self) -> None:
+        """This rank's ends of all reshards, in the order of the plan, which all ranks share."""
+        for reshard in self.plan.reshards:
+            if self.pool in (reshard.source, reshard.target):
+                with blame(reshard.readers[0]):
+                    config, device = self.models[reshard.model].config, self.device.torch_device
+                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, config, device)
+
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
         return [s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == model]
+
+    def trains(self, model: str) -> bool:
+        """Whether this pool trains the model."""
+        return any(isinstance(stage.op, Train) for stage in self._stages_of(model))
 
     @property
     def has_adapters(self) -> bool:
@@ -107,15 +210,65 @@ class RankState:
         source = self.plan.model(model).source
         return source.of if isinstance(source, ValueModel) and source.shared else None
 
+    def channels_from(self, model: str) -> list[WeightChannel]:
+        """The channels to other pools of a model that trains here."""
+        found = [channel for channel in self.channels.values() if channel.model == model and channel.between_pools]
+        return [channel for channel in found if channel.reshard.source == self.pool]
+
+    def before_update(self, model: str) -> None:
+        """Weights that are on their way to another pool must leave before they change."""
+        for channel in self.channels_from(model):
+            channel.before_update()
+
+    def receive(self, model: str, readers: tuple[str, ...], step: int, evaluation: bool) -> None:
+        """Execute a `reshard` instruction: bring the readers' weights to the version that they use at this step."""
+        channel = next(c for c in self.channels.values() if c.model == model and set(c.reshard.readers) == set(readers))
+        state = self.models[model]
+        if channel.between_pools:
+            wanted = step if evaluation else channel.reading.of_step(step)
+            if wanted > channel.version:
+                self._deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
+        elif channel.version < state.version:
+            assert state.trainer is not None
+            source, version = state.trainer.local_tensors(), state.version
+            self._deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
+
+    def _deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
+        """Let a channel write the tensors of its readers."""
+        state = self.models[channel.model]
+        if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
+            assert state.engine is not None
+            state.engine.begin_update(version)
+            tensors = state.engine.local_tensors()
+            bring(tensors)
+            state.engine.update(tensors)
+            state.engine.end_update()
+        else:
+            assert state.trainer is not None
+            bring(state.trainer.local_tensors())
+            if state.engine is not None and not state.engine_fed:
+                state.renew_engine(version)
+        if channel.between_pools:
+            state.version = version
+
+    def drain(self, end: int) -> None:
+        """The run ends after step `end`, sooner than planned: no weights may be left on their way."""
+        for channel in self.channels.values():
+            for version in channel.left(end):
+                self._deliver(channel, version, functools.partial(channel.receive, version))
+
     def publish(self, model: str) -> None:
         """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""
         state = self.models[model]
         state.version += 1
+        for channel in self.channels_from(model):
+            assert state.trainer is not None
+            channel.published(state.version, state.trainer.local_tensors)
         for name, other in self.models.items():
             if self._owner(name) == model:
                 other.version = state.version
-        if state.engine is not None:
-            state.engine.load_weights(state.version)
+        if state.engine is not None and not state.engine_fed:
+            state.renew_engine(state.version)
             if state.check is not None and state.trainer is not None:
                 state.check.publish(state.engine.digest, state.trainer.moved)
         if state.trainer is not None:
@@ -129,8 +282,17 @@ class RankState:
                 kind = "shared" if self._owner(name) is not None else source.kind
                 built[name] = derive(self._build(source.of, built), kind)
             else:
-                built[name] = load_model(source, self.base_dir)
+                built[name] = self._on_device(load_model(source, self.base_dir))
         return built[name]
+
+    def _on_device(self, loaded: LoadedModel) -> LoadedModel:
+        """Where this rank computes, with the kernels that the device has."""
+        if self.device.kind != "cpu":
+            from rlflow.backends.ray_runtime.kernels.serve import serve
+
+            loaded.model.to(self.device.torch_device)
+            serve(loaded.model)
+        return loaded
 
     def _compute(self, name: str) -> Literal["fp32", "bf16"]:
         source = self.plan.model(name).source
@@ -164,16 +326,21 @@ class RankState:
         """Open every data set and turn its prompts into the ids of the model that answers them."""
         for declared in self.plan.data:
             readers = self._answering_models(declared.name)
-            if not readers:
+            if not readers or not self._takes(declared.name):
                 continue
             with blame(self._first_take(declared.name)):
                 self.data[declared.name] = self._open(declared, readers)
             self.cursors[declared.name] = 0
         for environment in self.plan.environments:
-            if any(getattr(stage.op, "environment", None) == environment.name for stage in self.plan.stages):
+            stages = [stage for stage in self.plan.stages if stage.pool == self.pool]
+            if any(getattr(stage.op, "environment", None) == environment.name for stage in stages):
                 pool = EnvironmentPool(environment.name, environment.source, self.base_dir)
                 pool.open()
                 self.environments[environment.name] = pool
+
+    def _takes(self, data: str) -> bool:
+        """Whether this pool takes rows of the data set."""
+        return any(isinstance(s.op, Take) and s.op.data == data and s.pool == self.pool for s in self.plan.stages)
 
     def _first_take(self, data: str) -> str:
         return next(s.id for s in self.plan.stages if isinstance(s.op, Take) and s.op.data == data)
@@ -188,6 +355,12 @@ class RankState:
                 help=("declare the data once for each model",),
             )
         model, longest = next(iter(readers.items()))
+        if model not in self.models:
+            raise RunFailure(
+                "RLF4003",
+                f"data `{declared.name}` is taken on pool `{self.pool}` and answered by `{model}`, which is not there",
+                help=("place the stage that takes the data with the one that generates",),
+            )
         loaded = self.models[model].loaded
         data_set.render(loaded.tokenizer, loaded.context - longest)
         return data_set

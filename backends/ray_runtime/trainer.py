@@ -6,6 +6,7 @@ how a mini-batch is cut changes the result by float rounding only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,10 +14,14 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
-from rlflow.backends.ray_runtime.forward import Spread, hidden_log_probs, response_hidden, response_values
+from rlflow.backends.ray_runtime.forward import Spread
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch_pairs, minibatch_rows
+from rlflow.backends.ray_runtime.parallel.build import Parts, build
+from rlflow.backends.ray_runtime.parallel.executor import Prediction
+from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
 from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, metric_names, micro_weights
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Behaviour, Dpo, Entropy, Train, TruncatedIs, ValueClip
@@ -28,9 +33,13 @@ _DEFAULT_BUDGET = 16384
 
 class Trainer:
     """Trains `loaded.model` in place: a policy, or a value model. compute "bf16" runs matrix products in bf16 over the
-    fp32 weights."""
+    fp32 weights.
 
-    def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"]) -> None:
+    With a mesh every rank of it makes one, which cuts the model as the layout says (RLF4003 where that is not
+    possible) and holds its own part. All ranks of a replica call with the same rows, and get the same answers.
+    """
+
+    def __init__(self, loaded: LoadedModel, compute: Literal["fp32", "bf16"], mesh: Mesh | None = None) -> None:
         self.loaded = loaded
         self.compute = compute
         self.updates = 0
@@ -38,8 +47,8 @@ class Trainer:
         """Which family of metrics, verl's word."""
         self.moved = False
         """Whether an update with a gradient and a learning rate came since the last publish."""
-        head = [] if loaded.critic is None else list(loaded.critic.head.parameters())
-        self._parameters = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
+        self._mesh = mesh
+        self._parts: Parts = build(loaded, compute, mesh)
         self._optimizer: torch.optim.AdamW | None = None
         self._pending_state: dict[str, Any] | None = None
 
@@ -61,24 +70,10 @@ class Trainer:
         sequences = Sequences(samples, self.loaded.pad_id)
         tokens = len(sequences.responses.values)
         out = torch.empty(tokens) if sequences.counted is None else torch.zeros(tokens)
-        for micro in sequences.micro_batches(np.arange(samples.rows), budget):
-            with torch.no_grad():
-                predicted, _, _ = self._forward(micro, temperature)
-            out[torch.from_numpy(micro.source)] = predicted.cpu()
+        micros = self._parts.executor.cut(sequences, np.arange(samples.rows), budget, 1)
+        for micro, predicted in self._parts.executor.predict(micros, temperature, _LOGITS_LIMIT):
+            out[torch.from_numpy(micro.source)] = predicted
         return Packed(out, sequences.responses.offsets)
-
-    def _forward(
-        self, micro: MicroBatch, temperature: float, spread: Spread = "none", critic: ValueHeadModel | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Predictions [tokens] that carry the gradient, the policy's entropies if asked for, and the estimates
-        [tokens] of a value head on the policy's own body, from the same pass through it."""
-        model = self.loaded.model
-        if self.family == "critic":
-            values = response_values(model, self.compute, micro)
-            return values, values.new_zeros(0), values
-        hidden = response_hidden(model, self.compute, micro)
-        logp, entropies = hidden_log_probs(model, self.compute, hidden, micro, temperature, spread, limit=_LOGITS_LIMIT)
-        return logp, entropies, None if critic is None else critic.value(hidden)
 
     # --- updates --------------------------------------------------------------------------------------------------
 
@@ -116,13 +111,15 @@ class Trainer:
             group: data parallelism. Every rank calls with its own part of the batch; `rows` int64 [samples] are its
                 samples' numbers in the whole batch (default: ranks hold consecutive parts). Mini-batches are those of
                 the whole batch (`minibatch_rows`), so the result does not depend on the split; a rank may hold any
-                number of a mini-batch's samples, none included.
+                number of a mini-batch's samples, none included. A trainer with a mesh takes the mesh's.
 
         With a DPO term rows 2i and 2i + 1 are a pair, which is never divided. A mini-batch without a response token is
         skipped (`actor/skipped_updates` counts them).
         RunFailure: RLF5009 when a loss or a gradient is not finite; weights and optimizer are then untouched.
         """
         optimizer = self._make_optimizer(op.optimizer)
+        if self._mesh is not None:
+            group = self._mesh.dp
         sequences = Sequences(samples, self.loaded.pad_id)
         total, numbers = self._whole_batch(samples.rows, rows, group)
         local = np.full(total, -1, dtype=np.int64)
@@ -184,12 +181,11 @@ class Trainer:
         """Gradients of one mini-batch's samples on this rank; returns the metric sums, float64 [len(names)]."""
         sums = torch.zeros(len(names), dtype=torch.float64)
         device = self.loaded.model.device
-        for parameter in self._parameters:
-            parameter.grad = None
         spread: Spread = "gradient" if any(isinstance(term, Entropy) for term in op.loss) else "value"
-        critic = self.loaded.critic if any(isinstance(term, ValueClip) for term in op.loss) else None
-        for micro in source.sequences.micro_batches(rows, op.microbatch_tokens, source.unit):
-            predicted, entropies, estimates = self._forward(micro, op.temperature, spread, critic)
+        with_critic = any(isinstance(term, ValueClip) for term in op.loss)
+
+        def loss_of(micro: MicroBatch, prediction: Prediction) -> torch.Tensor:
+            predicted, entropies, estimates = prediction
             lengths = micro.lengths.to(device)
             factors = None if source.factors is None else source.factors[torch.from_numpy(micro.rows)].to(device)
             weights = micro_weights(op, lengths, factors, total_tokens=total_tokens, total_rows=total_rows)
@@ -201,10 +197,22 @@ class Trainer:
             if self.family == "actor":
                 found["actor/entropy"] = entropies.detach().sum() / total_tokens
             found[f"{self.family}/loss"] = loss
-            loss.backward()
             for index, name in enumerate(names):
                 sums[index] += float(found[name].detach())
-        return sums
+            return loss
+
+        parts = self._parts
+        parts.updates.begin()
+        parts.executor.accumulate(
+            parts.executor.cut(source.sequences, rows, op.microbatch_tokens, source.unit),
+            op.temperature,
+            spread,
+            with_critic,
+            _LOGITS_LIMIT,
+            loss_of,
+            parts.updates.after_backward,
+        )
+        return parts.executor.shared(sums)
 
     def _update(
         self,
@@ -218,9 +226,7 @@ class Trainer:
         """Reduce over ranks, check, clip, step. Nothing is changed when a number is not finite."""
         if group is not None:
             dist.all_reduce(sums, group=group)
-            self._reduce_gradients(group)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self._parts.updates.reduce(group)
         values = dict(zip(names, sums.tolist(), strict=True))
         grad_norm = float(norm)
         for name, value in (("loss", values[f"{self.family}/loss"]), ("gradient norm", grad_norm)):
@@ -232,26 +238,17 @@ class Trainer:
                     help=("lower the learning rate", "look for extreme rewards or advantages in this step"),
                 )
         if op.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, op.max_grad_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self._parts.updates.moved, op.max_grad_norm, norm)
         rate = op.optimizer.lr
         if self.updates < op.optimizer.warmup:
             rate *= (self.updates + 1) / op.optimizer.warmup
         for parameter_group in optimizer.param_groups:
             parameter_group["lr"] = rate
         optimizer.step()
+        self._parts.updates.after_step()
         self.updates += 1
         self.moved |= grad_norm > 0 and rate > 0
         return {**values, f"{self.family}/grad_norm": grad_norm, f"{self.family}/lr": rate}
-
-    def _reduce_gradients(self, group: dist.ProcessGroup) -> None:
-        """Sum gradients over ranks. A rank without samples in this mini-batch contributes zeros."""
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        flat = torch.cat([p.grad.reshape(-1) for p in self._parameters])
-        dist.all_reduce(flat, group=group)
-        for parameter, part in zip(self._parameters, flat.split([p.numel() for p in self._parameters]), strict=True):
-            parameter.grad.copy_(part.view_as(parameter))
 
     def _whole_batch(
         self, count: int, rows: np.ndarray | None, group: dist.ProcessGroup | None
@@ -272,7 +269,7 @@ class Trainer:
         """Made at the first update, from the flow's settings. Weight decay applies to every parameter, as in verl."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(
-                self._parameters,
+                self._parts.updates.moved,
                 lr=settings.lr,
                 betas=(settings.beta1, settings.beta2),
                 eps=settings.epsilon,
@@ -293,3 +290,24 @@ class Trainer:
         self.updates = int(state["updates"])
         self._pending_state = state["optimizer"]
         self._optimizer = None
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    @property
+    def sharded(self) -> ShardedModel:
+        """This rank's part of the model."""
+        return self._parts.sharded
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        """Live views of this rank's part of every weight, with the names and shapes that
+        `rlflow.reshard.shards.Sharding` gives for the layout, the vocabulary padded to a multiple of tp."""
+        return self.sharded.local_tensors()
+
+    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Every weight of the whole model under its name in the transformers state dict, one at a time: float32 on
+        the CPU of the mesh's first rank, None on the others. Collective over the mesh."""
+        return self.sharded.full_tensors()
+
+    def load_full(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's part of the whole model's weights, by the names of `full_tensors`."""
+        self.sharded.load_full(state)

@@ -70,6 +70,12 @@ class Result:
     """Python stages simulated as if they took no time."""
     events: tuple[Mapping[str, Any], ...]
     """For `rlflow.backends.visualizers.trace.write_trace`: one rank stands for its pool."""
+    work: Mapping[str, tuple[tuple[Time, Time, float], ...]]
+    """Pool to (start, end, share of its devices) of its stages, over all steps."""
+    depths: Mapping[str, tuple[tuple[Time, int], ...]]
+    """Queue to (time, batches in it from then on), over all steps."""
+    ages_by_step: Mapping[str, Mapping[int, Mapping[int, int]]]
+    """Generate stage to step (from 0) to the number of its samples by age."""
 
     @property
     def bubble(self) -> float:
@@ -140,6 +146,13 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
         peak_bytes={memory.pool: (memory.peak, memory.capacity) for memory in plan.memory},
         uncounted=tuple(uncounted(plan, world.durations)),
         events=tuple(world.record.events),
+        work={pool: tuple(stretches) for pool, stretches in world.record.work.items()},
+        depths={name: tuple(queue.depths) for name, queue in world.queues.items() if len(queue.depths) > 1},
+        ages_by_step={
+            name: {step: dict(sorted(ages.items())) for step, ages in sorted(edge.ages.items())}
+            for name, edge in world.edges.items()
+            if edge.trained_elsewhere
+        },
     )
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from rlflow.backends.visualizers.graph_model import Arrow, Box, Group, Picture
+from rlflow.backends.visualizers.graph_parts import Arrow, Box, Group, Picture
 from rlflow.backends.visualizers.palette import BLACK, BLUE, GREY, INK, ORANGE, PAPER, tint
 
 _FONT = "Helvetica,Arial,sans-serif"
-_SHAPE = {"data": "cylinder", "model": "box3d", "reward": "component", "stage": "box", "instruction": "ellipse"}
-_SMALL = frozenset({"data", "model", "reward", "instruction"})
+_SHAPE = {
+    "data": "cylinder",
+    "model": "box3d",
+    "reward": "component",
+    "stage": "box",
+    "instruction": "ellipse",
+    "queue": "hexagon",
+}
+_SMALL = frozenset({"data", "model", "reward", "instruction", "queue"})
 
 
 def to_dot(picture: Picture) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlflow.backends.visualizers.graph_model import Arrow, Box, Picture
+from rlflow.backends.visualizers.graph_parts import Arrow, Box, Picture
 from rlflow.backends.visualizers.palette import BLACK, BLUE, GREY, INK, ORANGE, tint
 
 _BRACKETS = {
@@ -11,6 +11,7 @@ _BRACKETS = {
     "reward": ('>"', '"]'),
     "stage": ('("', '")'),
     "instruction": ('(["', '"])'),
+    "queue": ('[/"', '"/]'),
 }
 _LINK = {
     "data": f"stroke:{BLACK},stroke-width:1.5px",

@@ -34,6 +34,7 @@ STROKE: Final[dict[str, str]] = {
     "publish": BLACK,
     "reshard": BLACK,
     "put": BLACK,
+    "queue": BLACK,
     "wait": GREY,
     "checkpoint": GREY,
 }

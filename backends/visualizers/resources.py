@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from rlflow.amounts import seconds, size
-from rlflow.plan import Plan
+from rlflow.amounts import gib, seconds, size
+from rlflow.plan import MoveObject, Plan
 from rlflow.plan_decisions import MemoryPhase, PoolMemory
 
 Line = tuple[Literal["title", "head", "plain", "inserted", "quiet"], str]
@@ -14,16 +14,29 @@ Line = tuple[Literal["title", "head", "plain", "inserted", "quiet"], str]
 _OBJECTS_SHOWN = 3
 
 
+def glance_lines(plan: Plan, short: bool = False) -> list[Line]:
+    """The period of a step and the cycle that sets it, the fullest device of every pool, and the bytes that move.
+
+    Not `short`: also slack, and what would make a step shorter.
+    """
+    cadence = cadence_lines(plan)
+    return [*(cadence[:2] if short else cadence), *_fullest(plan), *_moved(plan)]
+
+
 def cadence_lines(plan: Plan) -> list[Line]:
-    """The period of a step, the cycle that sets it, and what would make it shorter; empty where it is not known."""
+    """The period of a step, the cycle that sets it, and what would make it shorter; what is missing to know it."""
     found = plan.cadence
     if found is None:
-        return []
+        known = {estimate.stage for estimate in plan.estimates}
+        missing = [stage.id for stage in plan.stages if stage.layout is not None and stage.id not in known]
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        why = f": of {names} there is no estimate; `rlflow profile` measures them" if missing else ""
+        return [("head", "time, memory and traffic"), ("plain", f"  the period of a step is not known{why}")]
     cycle = " -> ".join(f"{name} {seconds(us)}" for name, us in zip(found.cycle, found.cycle_us, strict=True) if us)
     over = f", over {found.tokens} tokens" if found.tokens > 1 else ""
     lines: list[Line] = [
         ("head", _source_of_times(plan)),
-        ("plain", f"  a step every {seconds(found.us)}: {cycle}{over}"),
+        ("plain", f"  a step every {seconds(found.us)}; bottleneck: {cycle}{over}"),
     ]
     spare = [f"{name} {seconds(us)}" for name, us in found.slack if us * 100 > found.us]
     if spare:
@@ -36,6 +49,32 @@ def cadence_lines(plan: Plan) -> list[Line]:
     if shorter:
         lines.append(("plain", f"  what would change it: {'; '.join(shorter)}"))
     return lines
+
+
+def _fullest(plan: Plan) -> list[Line]:
+    peaks = [
+        f"{memory.pool} {gib(memory.peak)} of {gib(memory.capacity)} ({memory.peak / memory.capacity:.0%})"
+        for memory in plan.memory
+    ]
+    return [("plain", f"  memory of a device at its fullest: {', '.join(peaks) or 'not known'}")]
+
+
+def _moved(plan: Plan) -> list[Line]:
+    """What crosses links every step: weights between layouts, and objects to the host and back."""
+    parts = [
+        f"weights of {found.model} {found.source}->{found.target} {size(found.received)} in {seconds(found.us)}"
+        for found in plan.reshards
+    ]
+    for program in plan.programs:
+        moves = [i for i in program.step if isinstance(i, MoveObject) and i.us]
+        if moves:
+            total, exposed = sum(move.bytes for move in moves), sum(move.exposed_us for move in moves)
+            parts.append(
+                f"{size(total)} between a device of {program.pool} and its host, {seconds(exposed)} not hidden"
+            )
+    if not parts:
+        return [("plain", "  moved every step: no weights")] if plan.channels else []
+    return [("plain", f"  moved every step: {'; '.join(parts)}")]
 
 
 def _source_of_times(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rlflow.backends.visualizers.loss_words import describe_loss, describe_optimizer
-from rlflow.backends.visualizers.resources import cadence_lines, memory_lines, reshard_lines
+from rlflow.backends.visualizers.resources import glance_lines, memory_lines, reshard_lines
 from rlflow.backends.visualizers.words import (
     describe_because,
     describe_instruction,
@@ -29,59 +29,87 @@ Style = Literal["title", "head", "plain", "inserted", "quiet"]
 Line = tuple[Style, str]
 
 MAX_LINES = 48
+WIDTH = 112
+"""Of plain text, and where nobody says how wide the terminal is."""
 PHASES_SHOWN = 3
 """Of every pool's memory."""
+
+_REST = ": see --full"
 
 _LABELS = ("  loss ", "  optimizer ", "  numbers ")
 
 _RICH = {"title": "bold", "head": "bold cyan", "plain": "", "inserted": "yellow", "quiet": "dim"}
 
 
-def summarize(plan: Plan) -> RenderableType:
+def summarize(plan: Plan, full: bool = False) -> RenderableType:
     """The summary for a terminal: prose is wrapped to its width, tables are cut; what passes put in is coloured."""
-    return _Summary(plan)
+    return _Summary(plan, full)
 
 
-def summary_text(plan: Plan, width: int = 112) -> str:
+def summary_text(plan: Plan, width: int = WIDTH, full: bool = False) -> str:
     """The summary as plain text with a final newline, no line longer than `width` characters."""
-    return "\n".join(line for _, line in summary_lines(plan, width)) + "\n"
+    return "\n".join(line for _, line in summary_lines(plan, width, full)) + "\n"
 
 
-def summary_lines(plan: Plan, width: int = 112) -> list[Line]:
-    """At most MAX_LINES lines of at most `width` characters. Too long lists are shortened, the longest first."""
-    head, pools = _wrap(_head(plan), width), _wrap(_pools(plan), width)
-    sections = [pools, _stages(plan), *_programs(plan)]
-    tail = _tail(plan, width, short=False)
-    if len(head) + 3 * len(sections) + len(plan.stages) + len(tail) > MAX_LINES:
-        tail = _tail(plan, width, short=True)
-    room = MAX_LINES - len(head) - len(tail)
-    programs = sections[2:]  # instruction lists go first: which stages there are and where says more
-    while _length(sections) > room and any(len(section) > 3 for section in programs):
-        _shorten(max(programs, key=len))
-    for section in programs:
-        if _length(sections) > room:
-            section[1:] = []
-            section[0] = (section[0][0], f"{section[0][1]}: see the plan file")
-    while _length(sections) > room and any(len(section) > 3 for section in sections[:2]):
-        _shorten(max(sections[:2], key=len))
-    lines = [*head, *(line for section in sections for line in section), *tail]
+def summary_lines(plan: Plan, width: int = WIDTH, full: bool = False) -> list[Line]:
+    """At most MAX_LINES lines of at most `width` characters, or everything where `full`.
+
+    What does not fit goes in this order: details of time, memory and queues; instruction lists, the longest first; the
+    tables of reshards and memory; pools and stages. Where everything is, its sharding, the period and what limits it,
+    memory, bytes that move and what is promised about staleness stay.
+    """
+    if full:
+        sections = [_pools(plan), _stages(plan, width), *_programs(plan)]
+        lines = [*_head(plan), *glance_lines(plan), *(line for section in sections for line in section)]
+        lines += [*reshard_lines(plan), *memory_lines(plan), *_prose(plan)]
+        return _wrap(lines, width)
+    pools, stages, programs = _wrap(_pools(plan), width), _stages(plan, width), _programs(plan)
+    for detail in ("all", "some", "none"):
+        head = _wrap([*_head(plan), *glance_lines(plan, detail != "all")], width)
+        tail = _tail(plan, width, detail)
+        room = MAX_LINES - len(head) - len(tail)
+        kept = [pools, stages, *([line for line in program] for program in programs)]
+        shortest = _length(kept[:2]) + sum(min(len(program), 3) for program in programs)
+        if shortest > room and detail == "all":
+            continue
+        _fit(kept[2:], room - _length(kept[:2]))
+        if _length(kept) <= room:
+            break
+    while _length(kept) > room and any(len(section) > 3 for section in kept[:2]):
+        _shorten(max(kept[:2], key=len))
+    lines = [*head, *(line for section in kept for line in section), *tail]
     if len(lines) > MAX_LINES:
-        lines = [*lines[: MAX_LINES - 1], ("quiet", f"... {len(lines) - MAX_LINES + 1} more lines, see the plan file")]
+        lines = [*lines[: MAX_LINES - 1], ("quiet", f"... {len(lines) - MAX_LINES + 1} more lines{_REST}")]
     return [(style, line if len(line) <= width else line[: width - 1] + "…") for style, line in lines]
 
 
-def _tail(plan: Plan, width: int, *, short: bool) -> list[Line]:
-    """Everything but pools, stages and programs. The short form leaves out what the plan file and `explain` have."""
+def _fit(programs: Sequence[list[Line]], room: int) -> None:
+    """Shorten instruction lists, the longest first, then to a line each."""
+    while _length(programs) > room and any(len(section) > 3 for section in programs):
+        _shorten(max(programs, key=len))
+    for section in programs:
+        if _length(programs) > room:
+            section[1:] = []
+            section[0] = (section[0][0], f"{section[0][1]}{_REST}")
+
+
+def _tail(plan: Plan, width: int, detail: str) -> list[Line]:
+    """Everything after pools, stages and programs. `explain` and `--full` have what is left out."""
+    if detail == "all":
+        return [*reshard_lines(plan), *memory_lines(plan, PHASES_SHOWN), *_wrap(_prose(plan), width)]
+    tables = [*reshard_lines(plan), *memory_lines(plan, 1)] if detail == "some" else []
+    return [*tables, *_wrap(_prose(plan, short=True), width)]
+
+
+def _prose(plan: Plan, short: bool = False) -> list[Line]:
+    """What is learned, weights and their guarantees, queues, the end."""
     learning, queues = _learning(plan), _queues(plan)
     if short:
         learning = [line for line in learning if not line[1].startswith("  numbers ")]
         names = ", ".join(queue.id for queue in plan.queues)
         most = max((queue.capacity for queue in plan.queues), default=0)
         queues = [("plain", f"queues: {names}; at most {most} batches")] if plan.queues else []
-    prose = [*learning, *_channels(plan), *queues, *_end(plan)]
-    time = cadence_lines(plan)[: 2 if short else None]
-    tables = [*reshard_lines(plan), *memory_lines(plan, 1 if short else PHASES_SHOWN)]
-    return [*_wrap(time, width), *tables, *_wrap(prose, width)]
+    return [*learning, *_channels(plan), *queues, *_end(plan)]
 
 
 def _length(sections: Sequence[Sequence[Line]]) -> int:
@@ -91,11 +119,12 @@ def _length(sections: Sequence[Sequence[Line]]) -> int:
 @dataclass(frozen=True, slots=True)
 class _Summary:
     plan: Plan
+    full: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.text import Text
 
-        for style, line in summary_lines(self.plan, options.max_width):
+        for style, line in summary_lines(self.plan, options.max_width, self.full):
             yield Text(line, _RICH[style], no_wrap=True, overflow="crop")
 
 
@@ -152,13 +181,21 @@ def _pools(plan: Plan) -> list[Line]:
     return lines
 
 
-def _stages(plan: Plan) -> list[Line]:
+def _stages(plan: Plan, width: int) -> list[Line]:
+    """A table, without the inputs where it would be too wide; where a layout would still be cut, a text for each."""
     rows = [_stage_row(stage) for stage in plan.stages]
-    lines: list[Line] = [("head", "stages")]
-    for stage, text in zip(plan.stages, _align(rows), strict=True):
-        by = stage.because.inserted_by
-        lines.append(("inserted" if by else "plain", f"  {text}{f'   + {by}' if by else ''}"))
-    return lines
+    marks = [f"   + {by}" if (by := stage.because.inserted_by) else "" for stage in plan.stages]
+    styles: list[Style] = ["inserted" if mark else "plain" for mark in marks]
+    for shown in (rows, [row[:3] for row in rows]):
+        aligned = _align(shown)
+        table = [f"  {text}{mark}" for text, mark in zip(aligned, marks, strict=True)]
+        if max(map(len, aligned), default=0) + 2 <= width:  # of who put a stage in, the end may be cut
+            return [("head", "stages"), *zip(styles, table, strict=True)]
+    texts = [
+        f"  {row[0]}: {', '.join(part for part in row[1:3] if part)}{mark}"
+        for row, mark in zip(rows, marks, strict=True)
+    ]
+    return [("head", "stages"), *_wrap(list(zip(styles, texts, strict=True)), width)]
 
 
 def _stage_row(stage: Stage) -> list[str]:
@@ -282,11 +319,11 @@ def _shorten(section: list[Line]) -> None:
         if text.startswith("  ... "):
             count = int(text.split()[1]) + 1
             victim = index - 1 if index > len(section) - index else index + 1
-            section[index] = ("quiet", f"  ... {count} more, see the plan file")
+            section[index] = ("quiet", f"  ... {count} more{_REST}")
             if 0 < victim < len(section):
                 del section[victim]
             return
-    section[middle : middle + 2] = [("quiet", "  ... 2 more, see the plan file")]
+    section[middle : middle + 2] = [("quiet", "  ... 2 more{_REST}")]
 
 
 def _align(rows: list[list[str]]) -> list[str]:

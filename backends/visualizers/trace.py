@@ -1,7 +1,8 @@
 """Chrome trace-event JSON of a run: opens in Perfetto, chrome://tracing and MindStudio Insight.
 
-One process per pool, one row (thread) per rank. On a row, a step is a bar that contains the bars of its instructions;
-bars that overlap without nesting, such as asynchronous Python calls, go to rows of their own.
+One process per pool, one row (thread) per rank; of a run beside its simulation, two processes with all rows of each. On
+a row, a step is a bar that contains the bars of its instructions; bars that overlap without nesting, such as
+asynchronous Python calls, go to rows of their own. Arrows follow rows and weights from pool to pool.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlflow.backends.visualizers.trace_arrows import PlacedBar, arrow_events
 from rlflow.plan import Plan
 
 Event = Mapping[str, Any]
 """Keys: pool, rank, instruction (its id), stage, kind, step, start_us, duration_us, version, and perhaps tokens."""
+
+
+_Rank = tuple[str, int]
+"""Pool and rank in it."""
+
+_ORDER = {"X": 0, "C": 1, "s": 2, "f": 3}
+"""Of events at one time: a bar before the arrows that start or end in it."""
 
 
 @dataclass(slots=True)
@@ -48,98 +57,145 @@ class _Row:
 
 def write_trace(path: str | Path, events: Iterable[Event], plan: Plan) -> None:
     """Write the trace file. Times are taken as they are: microseconds from any common start. OSError from the disk."""
-    text = json.dumps(build_trace(events, plan), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    _write(path, build_trace(events, plan))
+
+
+def write_overlay(path: str | Path, planned: Iterable[Event], measured: Iterable[Event], plan: Plan) -> None:
+    """Write the trace of `build_overlay`. OSError from the disk."""
+    _write(path, build_overlay(planned, measured, plan))
+
+
+def _write(path: str | Path, trace: dict[str, Any]) -> None:
+    text = json.dumps(trace, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def build_trace(events: Iterable[Event], plan: Plan) -> dict[str, Any]:
-    """The trace as an object. KeyError when an event lacks one of its keys."""
-    per_rank: dict[tuple[str, int], list[_Bar]] = defaultdict(list)
+    """The trace as an object, one process a pool. KeyError when an event lacks one of its keys."""
+    ranks = _by_rank(events)
+    out = _Out(plan)
+    for pid, pool in enumerate(_pools_in_order(plan, ranks), start=1):
+        out.process(pid, f"pool {pool}")
+        tid = 0
+        for rank in sorted(rank for name, rank in ranks if name == pool):
+            tid = out.rank(ranks[pool, rank], pool, rank, pid, tid, "")
+    out.arrows()
+    return out.trace()
+
+
+def build_overlay(planned: Iterable[Event], measured: Iterable[Event], plan: Plan) -> dict[str, Any]:
+    """The trace of a run and of its simulation, as two processes `planned` and `measured`, with a row for every rank.
+
+    Both start their first common training step at one time. KeyError when an event lacks one of its keys.
+    """
+    sides = [("planned", _by_rank(planned)), ("measured", _by_rank(measured))]
+    _align(plan, *(ranks for _, ranks in sides))
+    out = _Out(plan)
+    for pid, (name, ranks) in enumerate(sides, start=1):
+        if not ranks:
+            continue
+        out.process(pid, name)
+        tid = 0
+        for pool in _pools_in_order(plan, ranks):
+            for rank in sorted(rank for found, rank in ranks if found == pool):
+                tid = out.rank(ranks[pool, rank], pool, rank, pid, tid, f"{pool} ")
+        out.arrows()
+    return out.trace()
+
+
+def _by_rank(events: Iterable[Event]) -> dict[_Rank, list[_Bar]]:
+    """The bars of every (pool, rank), by start, the longer of two first."""
+    ranks: dict[_Rank, list[_Bar]] = defaultdict(list)
     for event in events:
         start = round(event["start_us"])
         end = max(start, round(event["start_us"] + event["duration_us"]))
-        per_rank[str(event["pool"]), int(event["rank"])].append(_Bar(start, end, event))
-    functions = {pool.name for pool in plan.pools if pool.device == "functions"}
-    phases = _phases(plan)
+        ranks[str(event["pool"]), int(event["rank"])].append(_Bar(start, end, event))
+    for bars in ranks.values():
+        bars.sort(key=lambda b: (b.start, -b.end, str(b.event["instruction"])))
+    return dict(ranks)
+
+
+def _pools_in_order(plan: Plan, ranks: Iterable[_Rank]) -> list[str]:
+    """The pools that have a bar: those of the plan in its order, then others by name."""
+    used = {pool for pool, _ in ranks}
     known = [pool.name for pool in plan.pools]
-    names = [*known, *sorted({pool for pool, _ in per_rank} - set(known))]
-    used = [name for name in names if any(pool == name for pool, _ in per_rank)]
-    out: list[dict[str, Any]] = []
-    for pid, pool in enumerate(used, start=1):
-        out += _metadata("process", pid, None, f"pool {pool}", pid)
-        tid = 0
-        for rank in sorted(rank for name, rank in per_rank if name == pool):
-            bars = sorted(per_rank[pool, rank], key=lambda b: (b.start, -b.end, str(b.event["instruction"])))
-            is_functions = pool in functions
-            rows = _rows(bars, nested=not is_functions)
-            for number, row in enumerate(rows):
-                title = f"worker {rank}" if is_functions else f"rank {rank}"
-                title += f" ({number + 1})" if len(rows) > 1 and number else ""
-                out += _metadata("thread", pid, tid, title, tid)
-                if not is_functions and number == 0:
-                    out += _step_bars(row, pid, tid, phases)
-                out += [_instruction_bar(bar, pid, tid) for bar in row.bars]
-                tid += 1
-            out += _token_rate(bars, pid, rank)
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {"flow": plan.flow, "cluster": plan.cluster, "rlflow_version": plan.rlflow_version},
-        "traceEvents": out,
-    }
+    return [*(name for name in known if name in used), *sorted(used - set(known))]
 
 
-def validate_trace(trace: Any) -> list[str]:
-    """What breaks the format's rules, in plain English; empty for a good trace."""
-    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        return ["the trace is not an object with a list `traceEvents`"]
-    problems = [] if trace.get("displayTimeUnit") in ("ms", "ns") else ["displayTimeUnit is neither ms nor ns"]
-    named: set[tuple[str, Any, Any]] = set()
-    rows: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
-    used: set[tuple[int, int | None]] = set()
-    for index, event in enumerate(trace["traceEvents"]):
-        where = f"event {index}"
-        if not isinstance(event, dict):
-            problems.append(f"{where} is not an object")
-            continue
-        phase, pid, tid = event.get("ph"), event.get("pid"), event.get("tid")
-        if phase not in ("M", "X", "C", "i"):
-            problems.append(f"{where} has the phase {phase!r}")
-            continue
-        if type(pid) is not int or type(tid) is not int:
-            problems.append(f"{where}: pid and tid must be integers")
-            continue
-        if phase == "M":
-            named.add((str(event.get("name")), pid, tid if "thread" in str(event.get("name")) else None))
-            continue
-        used.update({(pid, None), (pid, tid)})
-        start, length = event.get("ts"), event.get("dur", 0)
-        if type(start) is not int or type(length) is not int or length < 0:
-            problems.append(f"{where}: ts and dur must be whole microseconds, dur not negative")
-        elif phase == "X":
-            if "dur" not in event:
-                problems.append(f"{where}: X without dur")
-            rows[pid, tid].append((start, start + length, str(event.get("name"))))
-        elif phase == "C" and not all(isinstance(v, int | float) for v in event.get("args", {"": ""}).values()):
-            problems.append(f"{where}: a counter's args must be numbers")
-    for pid, thread in sorted(used, key=str):
-        for word in ("name", "sort_index"):
-            key = f"{'process' if thread is None else 'thread'}_{word}"
-            if (key, pid, thread) not in named:
-                problems.append(f"pid {pid} tid {thread}: no metadata event {key}")
-    for (pid, tid), bars in sorted(rows.items()):
-        problems += [f"pid {pid} tid {tid}: {text}" for text in _overlaps(bars)]
-    return problems
+def _align(plan: Plan, *sides: dict[_Rank, list[_Bar]]) -> None:
+    """Move the side that starts the first common training step earlier, so that both start it at one time."""
+    phases = _phases(plan)
+    starts: list[dict[int, int]] = []
+    for ranks in sides:
+        first: dict[int, int] = {}
+        for bars in ranks.values():
+            for bar in bars:
+                step = int(bar.event["step"])
+                if str(bar.event["instruction"]) not in phases:
+                    first[step] = min(bar.start, first.get(step, bar.start))
+        starts.append(first)
+    common = set.intersection(*(set(first) for first in starts))
+    if not common:
+        return
+    latest = max(first[min(common)] for first in starts)
+    for ranks, first in zip(sides, starts, strict=True):
+        shift = latest - first[min(common)]
+        for bars in ranks.values():
+            for bar in bars:
+                bar.start, bar.end = bar.start + shift, bar.end + shift
 
 
-def _overlaps(bars: list[tuple[int, int, str]]) -> list[str]:
-    problems, around = [], list[tuple[int, str]]()
-    for start, end, name in sorted(bars, key=lambda b: (b[0], -b[1])):
-        while around and around[-1][0] <= start:
-            around.pop()
-        if around and end > around[-1][0]:
-            problems.append(f"`{name}` at {start} us partially overlaps `{around[-1][1]}`")
-        around.append((end, name))
-    return problems
+class _Out:
+    """Collects the events of a trace: metadata apart, all others sorted by time in the end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._functions = {pool.name for pool in plan.pools if pool.device == "functions"}
+        self._phases = _phases(plan)
+        self._names: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
+        self._placed: list[PlacedBar] = []
+        """Bars of the process that is being written, of the first rank of every pool."""
+        self._lead: set[str] = set()
+        self._arrows = 0
+
+    def process(self, pid: int, name: str) -> None:
+        self._names += _metadata("process", pid, None, name, pid)
+
+    def rank(self, bars: list[_Bar], pool: str, rank: int, pid: int, tid: int, prefix: str) -> int:
+        """Write the rows of one rank; the next free row."""
+        is_functions = pool in self._functions
+        leads = pool not in self._lead
+        self._lead.add(pool)
+        rows = _rows(bars, nested=not is_functions)
+        for number, row in enumerate(rows):
+            title = f"{prefix}worker {rank}" if is_functions else f"{prefix}rank {rank}"
+            title += f" ({number + 1})" if len(rows) > 1 and number else ""
+            self._names += _metadata("thread", pid, tid, title, tid)
+            if not is_functions and number == 0:
+                self._events += _step_bars(row, pid, tid, self._phases)
+            self._events += [_instruction_bar(bar, pid, tid) for bar in row.bars]
+            if leads:
+                self._placed += [PlacedBar(pid, tid, bar.start, bar.end, bar.event) for bar in row.bars]
+            tid += 1
+        self._events += _token_rate(bars, pid, f"{prefix}rank {rank}")
+        return tid
+
+    def arrows(self) -> None:
+        """Arrows between the bars placed since the last call."""
+        found = arrow_events(self._plan, self._placed, first_id=self._arrows + 1)
+        self._arrows += len(found) // 2
+        self._events += found
+        self._placed, self._lead = [], set()
+
+    def trace(self) -> dict[str, Any]:
+        plan = self._plan
+        events = sorted(self._events, key=lambda e: (e["ts"], -e.get("dur", 0), _ORDER[e["ph"]]))
+        return {
+            "displayTimeUnit": "ms",
+            "otherData": {"flow": plan.flow, "cluster": plan.cluster, "rlflow_version": plan.rlflow_version},
+            "traceEvents": [*self._names, *events],
+        }
 
 
 def _phases(plan: Plan) -> dict[str, str]:
@@ -199,7 +255,7 @@ def _metadata(what: str, pid: int, tid: int | None, name: str, sort: int) -> lis
     ]
 
 
-def _token_rate(bars: list[_Bar], pid: int, rank: int) -> list[dict[str, Any]]:
+def _token_rate(bars: list[_Bar], pid: int, rank: str) -> list[dict[str, Any]]:
     """A counter of tokens per second, up while an instruction that counts tokens runs."""
     out = []
     for bar in bars:
@@ -207,6 +263,6 @@ def _token_rate(bars: list[_Bar], pid: int, rank: int) -> list[dict[str, Any]]:
         if tokens is None or bar.end <= bar.start:
             continue
         for time, value in ((bar.start, round(tokens / (bar.end - bar.start) * 1e6)), (bar.end, 0)):
-            name = f"tokens/s of rank {rank}"
+            name = f"tokens/s of {rank}"
             out.append({"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": time, "args": {"tokens/s": value}})
     return out

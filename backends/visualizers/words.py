@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rlflow.ir.flow import Layout as FlowLayout
 from rlflow.ir.ops import (
     BestOf,
     BestWorst,
@@ -129,7 +132,7 @@ def _describe_sum(op: Combine) -> str:
     return text
 
 
-def describe_layout(layout: Layout) -> str:
+def describe_layout(layout: Layout | FlowLayout) -> str:
     """Mesh axes, such as `dp=1 tp=2 pp=1`, and what else is not at its default."""
     parts = [f"dp={layout.dp}", f"tp={layout.tp}", f"pp={layout.pp}"]
     parts += [
@@ -145,10 +148,15 @@ def describe_layout(layout: Layout) -> str:
 
 def describe_pool(pool: Pool) -> str:
     """Device count and kind, and hosts when there are several."""
-    if pool.device == "functions":
-        return f"{len(pool.ranks)} CPU worker{'s' * (len(pool.ranks) != 1)} for Python functions"
-    hosts = len({rank.host for rank in pool.ranks})
-    return f"{len(pool.ranks)} x {pool.device}" + (f" on {hosts} hosts" if hosts > 1 else "")
+    return describe_ranks(pool.device, [rank.host for rank in pool.ranks])
+
+
+def describe_ranks(device: str, hosts: Sequence[str]) -> str:
+    """The same of the hosts of all ranks of a pool."""
+    if device == "functions":
+        return f"{len(hosts)} CPU worker{'s' * (len(hosts) != 1)} for Python functions"
+    distinct = len(set(hosts))
+    return f"{len(hosts)} x {device}" + (f" on {distinct} hosts" if distinct > 1 else "")
 
 
 def describe_instruction(instruction: Instruction) -> str:
@@ -174,6 +182,8 @@ def describe_source(source: DataSource | ModelSource | RewardSource | Environmen
         return f"hf {source.path} compute {source.compute}{_adapters(source.lora)}"
     if isinstance(source, TinyModel):
         size = f"{source.layers} layers, hidden {source.hidden}"
+        if source.experts:
+            size += f", {source.experts} experts of which {source.experts_per_token} per token"
         return f"tiny {source.architecture} {size}, compute {source.compute}{_adapters(source.lora)}"
     if isinstance(source, FrozenModel):
         return f"frozen copy of {source.of}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from rlflow.commands.options import plan_of_file
+from rlflow.commands.options import stated_time as stated_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +82,7 @@ def simulate(
     from rlflow.driver import Options
 
     gc.enable()  # long simulations make cycles
-    times = dict(_stated(text) for text in stated)
+    times = dict(stated_time(text) for text in stated)
     options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
         raise click.UsageError(
@@ -102,7 +104,7 @@ def simulate(
         if all(isinstance(study, str) for _, study in rows):
             raise SystemExit(1)
         return
-    plan = _plan(path, options)
+    plan = plan_of_file(path, options)
     study = _study(plan, steps, seeds, times, evaluations)
     if trace is not None:
         write_trace(trace, study.first.events, plan)
@@ -114,33 +116,12 @@ def simulate(
 
 
 def _study(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], evaluations: bool) -> Study:
-    from rlflow.backends.simulator.report_study import Study
-    from rlflow.backends.simulator.run import Options, simulate
+    from rlflow.api import study_of
 
-    drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
-    results = []
-    for seed in drawn:
-        found = simulate(plan, Options(steps=steps, seed=seed, stated=stated, evaluations=evaluations))
-        results.append(found)
-        if not found.sampled:
-            break  # other seeds would give the same
-    if seeds and not results[0].sampled:
+    study = study_of(plan, steps, seeds, stated, evaluations)
+    if seeds and not study.sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
-    return Study(tuple(results), results[0].sampled)
-
-
-def _plan(path: Path, options: object) -> Plan:
-    """The plan of a file; its warnings go to standard error."""
-    from rlflow import driver
-    from rlflow.diagnostics.render import render
-
-    if path.suffix == ".json":
-        return driver.load_plan(path)
-    assert isinstance(options, driver.Options)
-    checked = driver.check(path, options)
-    if checked.warnings:
-        click.echo(render(list(checked.warnings), "full", color=sys.stderr.isatty()), err=True)
-    return driver.plan_of(checked, options)
+    return study
 
 
 def _sweep(
@@ -188,14 +169,3 @@ def _values(text: str) -> list[str]:
         else:
             found[-1] += character
     return [value.strip() for value in found]
-
-
-def _stated(text: str) -> tuple[str, float]:
-    name, _, number = text.rpartition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    if not name.strip() or not 0 <= value < float("inf"):
-        raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
-    return name.strip(), value

@@ -47,6 +47,8 @@ CODES: Final[dict[str, str]] = {
     "RLF2007": "idle-pool",
     "RLF2008": "no-placement",
     "RLF2009": "not-enough-cpus",
+    "RLF2020": "communicators-do-not-fit",
+    "RLF2021": "slow-links",
     # 3xxx staleness, versions, schedule
     "RLF3001": "staleness-not-allowed",
     "RLF3002": "no-correction",
@@ -64,6 +66,12 @@ CODES: Final[dict[str, str]] = {
     "RLF4005": "not-a-profile",
     "RLF4006": "foreign-profile",
     "RLF4007": "not-in-profile",
+    "RLF4008": "unknown-target",
+    "RLF4009": "not-overwritten",
+    "RLF4010": "wrong-launch-option",
+    "RLF4011": "too-large-to-ship",
+    "RLF4012": "mixed-hosts",
+    "RLF4020": "device-environment",
     # 5xxx runtime
     "RLF5001": "model-without-weights",
     "RLF5002": "bad-data-row",
@@ -83,12 +91,16 @@ CODES: Final[dict[str, str]] = {
     "RLF5016": "too-few-groups",
     "RLF5017": "environment-failed",
     "RLF5018": "weights-not-published",
+    "RLF5019": "waited-too-long",
+    "RLF5030": "kernel-input",
+    "RLF5031": "unknown-kernel",
+    "RLF5032": "no-device",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
 
 WARNINGS: Final[frozenset[str]] = frozenset(
-    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF3005", "RLF3006", "RLF4007"}
+    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF2021", "RLF3005", "RLF3006", "RLF4007"}
 )
 """Codes that are warnings; all others are errors."""
 

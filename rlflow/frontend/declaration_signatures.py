@@ -104,13 +104,15 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
         "tiny": Signature(
             "tiny",
             (
-                P("architecture", Word(("qwen3", "llama")), REQUIRED, "model family"),
+                P("architecture", Word(("qwen3", "llama", "qwen3_moe")), REQUIRED, "model family"),
                 P("alphabet", Text(), REQUIRED, "characters of the tokenizer, one token each"),
                 P("hidden", Whole(8), 64, "hidden size"),
                 P("layers", Whole(1), 2, "transformer layers"),
                 P("heads", Whole(1), 4, "attention heads"),
                 P("kv_heads", Whole(1), 2, "key-value heads"),
-                P("intermediate", Whole(8), 128, "inner size of the feed-forward block"),
+                P("intermediate", Whole(8), 128, "inner size of the feed-forward block, or of one expert"),
+                P("experts", Whole(2), None, "experts of every layer; only of `qwen3_moe`, which needs it"),
+                P("experts_per_token", Whole(1), None, "experts that a token goes through; only of `qwen3_moe`"),
                 P("context", Count("tokens"), 256, "longest sequence"),
                 P("init_seed", Whole(0), 0, "seed of the initial weights"),
                 _COMPUTE,

@@ -98,6 +98,8 @@ class Declarations:
                 source.kv_heads,
                 source.intermediate,
                 source.context,
+                source.experts,
+                source.experts_per_token,
             )
         elif isinstance(source, ops.PresetModel):
             facts = presets.model(source.name)
@@ -112,7 +114,8 @@ class Declarations:
         while isinstance(source, ops.FrozenModel | ops.ValueModel):
             source = self.models[source.of].source
         if isinstance(source, ops.TinyModel):
-            return ModelShape(source.layers, source.heads, source.kv_heads, intermediate=source.intermediate)
+            dense, sparse = (0, source.intermediate) if source.experts else (source.intermediate, 0)
+            return ModelShape(source.layers, source.heads, source.kv_heads, source.experts, dense, sparse)
         if isinstance(source, ops.PresetModel):
             return ModelShape.from_preset(presets.model(source.name))
         if isinstance(source, ops.HfModel | ops.RewardModel):
@@ -297,7 +300,35 @@ class Declarations:
                 Label(bound.spans.get("hidden") or bound.spans.get("heads") or bound.spans["alphabet"]),
                 help=(f"`hidden` must be a multiple of {2 * values['heads']}",),
             )
-        return ops.TinyModel(**values)
+        return ops.TinyModel(**{**values, **self._experts(bound)})
+
+    def _experts(self, bound: Bound) -> dict[str, int]:
+        """`experts` and `experts_per_token` of a tiny model: 0 for a dense one."""
+        experts, chosen = bound["experts"], bound["experts_per_token"]
+        where = bound.spans.get("experts_per_token") or bound.spans.get("experts") or bound.spans["architecture"]
+        if bound["architecture"] != "qwen3_moe":
+            given = next((name for name in ("experts", "experts_per_token") if bound[name] is not None), None)
+            if given is not None:
+                raise self._report.error(
+                    "RLF1010",
+                    f"`{given} = {bound[given]}`: a model of `{bound['architecture']}` has no experts",
+                    Label(bound.spans[given]),
+                    help=("`tiny(qwen3_moe, ...)` has them",),
+                )
+            return {"experts": 0, "experts_per_token": 0}
+        if experts is None:
+            raise self._report.error(
+                "RLF1010", "`qwen3_moe` needs `experts`", Label(where), help=("for example `experts = 8`",)
+            )
+        chosen = min(2, experts) if chosen is None else chosen
+        if chosen > experts:
+            raise self._report.error(
+                "RLF1010",
+                f"`experts_per_token = {chosen}` is more than the {experts} experts of a layer",
+                Label(where),
+                help=(f"at most {experts}",),
+            )
+        return {"experts": experts, "experts_per_token": chosen}
 
     def _check_alphabet(self, bound: Bound) -> None:
         alphabet: str = bound["alphabet"]

@@ -106,6 +106,8 @@ class Reshard:
     mapping: tuple[int, ...] = ()
     """The device of the pool that gets every rank of the target layout, so that the most is already there; empty = in
     order."""
+    traffic: tuple[tuple[str, str, int], ...] = ()
+    """(from node, to node, bytes) of all that crosses links, inside a node too; empty where there are many nodes."""
     all_to_all: bool = False
     """Whether it is an exchange of experts among the devices that hold them."""
     adapters: bool = False

@@ -107,7 +107,7 @@ class TinyModel:
     """A small randomly initialised model made on the fly, with a character tokenizer."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-    architecture: Literal["qwen3", "llama"]
+    architecture: Literal["qwen3", "llama", "qwen3_moe"]
     alphabet: str
     """The tokenizer's characters, one token each; an end token and a padding token are added."""
     hidden: int = 64
@@ -115,6 +115,10 @@ class TinyModel:
     heads: int = 4
     kv_heads: int = 2
     intermediate: int = 128
+    """Of one expert where there are experts."""
+    experts: int = 0
+    """Of every layer; 0 for a dense model."""
+    experts_per_token: int = 0
     context: int = 256
     """tokens"""
     init_seed: int = 0

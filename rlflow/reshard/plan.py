@@ -12,7 +12,7 @@ from rlflow.reshard.boxes import Box
 from rlflow.reshard.catalogue import Catalogue
 from rlflow.reshard.endpoint import Endpoint, Fabric
 from rlflow.reshard.need import kept, on_devices
-from rlflow.reshard.routes import Loads, Route, deliveries, hops
+from rlflow.reshard.routes import Loads, Route, deliveries, hops, node_hops
 from rlflow.reshard.shards import Sharding
 from rlflow.reshard.shares import share_cells, share_elements
 from rlflow.reshard.sources import choose_sources
@@ -118,6 +118,17 @@ class ReshardPlan:
             name: {key: count * self.element_bytes for key, count in sorted(table.items()) if count}
             for name, table in tables.items()
         }
+
+    def node_bytes(self) -> dict[tuple[int, int], int]:
+        """(from node, to node) of the fabric to the bytes that hop from one to the other; equal nodes: inside it."""
+        total: dict[tuple[int, int], int] = {}
+        for route in self.routes:
+            found = self.classes[route.delivery.number]
+            for share in route.shares:
+                elements = share_elements(found, share.low, share.high, self.min_elements)
+                for key, count in node_hops(route.delivery, share, self.fabric, multicast=self.multicast):
+                    total[key] = total.get(key, 0) + count * elements * self.element_bytes
+        return {key: total[key] for key in sorted(total) if total[key]}
 
     # --- the transfer set --------------------------------------------------------------------------------------------
 

@@ -83,6 +83,23 @@ def hops(delivery: Delivery, share: Share, *, multicast: bool) -> Iterator[Hop]:
         before, step = node[0], step + 1
 
 
+def node_hops(
+    delivery: Delivery, share: Share, fabric: Fabric, *, multicast: bool
+) -> Iterator[tuple[tuple[int, int], int]]:
+    """The hops of a share, counted by their nodes: a chain enters a node once and goes on inside it."""
+    node_of = fabric.node_of
+    before = node_of[share.source]
+    for node in _rotated(delivery, share):
+        home = node_of[node[0]]
+        if not multicast:
+            yield (before, home), len(node)
+            continue
+        yield (before, home), 1
+        if len(node) > 1:
+            yield (home, home), len(node) - 1
+        before = home
+
+
 def _rotated(delivery: Delivery, share: Share) -> Iterator[tuple[int, ...]]:
     count = len(delivery.nodes)
     for index in range(count):

@@ -31,6 +31,12 @@ RUNTIME = (
     "RLF4005",
     "RLF4006",
     "RLF4007",
+    "RLF4008",
+    "RLF4009",
+    "RLF4010",
+    "RLF4011",
+    "RLF4012",
+    "RLF4020",
     *(code for code in CODES if code >= "RLF5"),
 )
 """Codes that no .rlflow text gives by itself."""

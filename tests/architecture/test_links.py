@@ -62,5 +62,11 @@ def test_wheel_holds_the_modules_of_the_tree(tmp_path: Path) -> None:
         names = set(archive.namelist())
     assert {name for name in names if name.endswith(".py")} == modules_of_the_tree()
     assert "rlflow/py.typed" in names
+    templates = (ROOT / "backends" / "codegen" / "templates").rglob("*.j2")
+    assert {f"rlflow/{file.relative_to(ROOT)}" for file in templates} <= names
+    report = ROOT / "backends/visualizers/report"
+    drawn = [*report.glob("assets/*"), *report.glob("templates/*")]
+    assert len(drawn) > 10
+    assert {f"rlflow/{file.relative_to(ROOT)}" for file in drawn} <= names
     grammars = {f"rlflow/grammar/{file.name}" for file in (ROOT / "grammar").glob("*.lark")}
     assert grammars <= names

@@ -49,7 +49,7 @@ def test_metrics(full_run: Any) -> None:
 
 
 def test_trace(full_run: Any) -> None:
-    from rlflow.backends.visualizers.trace import validate_trace
+    from rlflow.backends.visualizers.trace_rules import validate_trace
 
     plan = Plan.from_json((full_run.folder / "plan.json").read_text("utf-8"))
     trace = json.loads((full_run.folder / "trace.json").read_text("utf-8"))
@@ -196,10 +196,11 @@ def test_half_a_checkpoint(project: Any, full_run: Any, capsys: pytest.CaptureFi
 
 
 def test_other_ways_in(project: Any, capsys: pytest.CaptureFixture[str], new_project: Callable[[], Any]) -> None:
-    """A compiled plan, from another working folder, through `rlflow.driver.run`'s own entry."""
-    from rlflow import driver, runs
+    """A compiled plan, from another working folder, through the Python interface."""
+    import rlflow
+    from rlflow import driver
 
     plan = project.root / "plan.json"
     plan.write_text(driver.compile(project.flow).to_json(), "utf-8")
-    end = runs.run_path(plan, driver.Options(), run_dir=project.root / "run", steps=0)
-    assert (end.step, end.total_steps, end.checkpoint, end.interrupted) == (0, 0, "", False)
+    run = rlflow.run(plan, run_dir=project.root / "run", steps=0)
+    assert (run.step, run.facts["steps"], run.checkpoint, run.status) == (0, 0, None, "finished")

@@ -32,6 +32,7 @@ MATHS = "tests/unit/algorithms"
 MEMORY = "tests/unit/passes/memory"
 RESHARD = "tests/unit/reshard"
 PROTOCOL = "tests/unit/protocol"
+DOCTOR = "tests/unit/doctor/test_machine.py"
 
 NOT_HERE = {
     "A6": f"micro-batches count tokens, so none is empty: {RAY}/test_trainer.py::test_micro_batches_hold_every_row_once_under_the_budget",
@@ -45,7 +46,7 @@ NOT_HERE = {
     "C4": f"a formula: {MEMORY}/test_states.py::test_a_sync_of_the_adapter_alone_brings_the_base_back_only_from_a_kept_copy",
     "C5": f"{LATER}: the output before sleep and after waking",
     "C6": f"{LATER}: memory that every cycle leaves behind",
-    "C7": f"{LATER}: environment variables of the allocator",
+    "C7": f"at launch: {DOCTOR}::test_expandable_segments_against_swaps and tests/unit/codegen/test_variables.py::test_expandable_segments_only_where_nothing_swaps",
     "C8": f"{LATER}: a rise of memory while asleep",
     "C11": f"{LATER}: measured bytes after an offload",
     "D1": f"numbers: {RESHARD}/test_layouts.py::test_grouped_qkv_is_interleaved_per_kv_head and {RESHARD}/test_layouts.py::test_to_grouped_and_back_is_the_identity",
@@ -95,12 +96,6 @@ NOT_HERE = {
     "K5": f"at run time: {RAY}/test_rewards_drop.py::test_none_is_not_applicable_and_counted",
     "K6": f"at run time: {RAY}/test_rewards.py::test_a_result_that_is_no_score_stops_the_run",
     "N2": f"at run time: {RAY}/test_data_prompts.py::test_exactly_one_bos",
-    "P1": f"{LATER}: device ids of a real machine",
-    "P2": f"{LATER}: device ids of a real machine",
-    "P3": f"{LATER}: device ids of a real machine",
-    "P4": f"{LATER}: environment variables of workers",
-    "P5": f"{LATER}: environment variables of workers",
-    "P7": f"a formula: {MEMORY}/test_states.py::test_a_captured_graph_must_be_captured_anew_after_its_weights_moved",
     "Q5": "a value may be read by several stages without being declared so",
     "Q10": "the page of the language is made from the schema: tests/unit/docs/test_language_reference.py::test_tables_are_those_of_the_sources",
     "Q11": f"the decoder is our own and makes n rows a prompt: {RAY}/test_rollout.py::test_columns",

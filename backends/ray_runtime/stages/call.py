@@ -14,6 +14,7 @@ from rlflow.backends.ray_runtime.algorithms.moments import Moments
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.reward_worker import Handle
+from rlflow.backends.ray_runtime.splitting import Split
 from rlflow.backends.ray_runtime.state import ModelState, RankState
 from rlflow.plan import Stage
 
@@ -30,6 +31,8 @@ class Frame:
 
     values: dict[str, Value] = field(default_factory=dict)
     rows: dict[str, Batch] = field(default_factory=dict)
+    splits: dict[str, list[Split]] = field(default_factory=dict)
+    """Of rows that came from another pool: how they were dealt out over this pool's ranks."""
     started: dict[str, float] = field(default_factory=dict)
     """Asynchronous calls in progress: seconds since the epoch."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -10,6 +12,8 @@ from rlflow.backends.ray_runtime.forward import sequence_scores
 from rlflow.backends.ray_runtime.packing import Sequences
 from rlflow.backends.ray_runtime.rollout import own_samples
 from rlflow.backends.ray_runtime.stages.call import Call, token_count
+from rlflow.backends.ray_runtime.stages.replicas import Together, together
+from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate, Logprobs, ModelScore, Values
 
@@ -25,10 +29,13 @@ def generate(call: Call, op: Generate) -> Batch:
     stream = call.step if call.stage.phase == "step" else call.step + EVALUATION_STEP_OFFSET
     prompts = call.batch("prompts")
     environments = None if op.environment is None else call.state.environments[op.environment]
+    replica = together(model.engine_mesh, prompts)
     samples = model.engine.generate(
-        prompts, op, seed=call.state.seed, step=stream, version=model.version, environments=environments
+        replica.rows(), op, seed=call.state.seed, step=stream, version=model.version, environments=environments
     )
     _, own = own_samples(prompts, op.n)
+    if len(replica.parts) > 1:
+        samples = _own_samples(replica, samples, op.n)
     if samples.rows != len(own):
         raise RunFailure(
             "RLF5006",
@@ -39,18 +46,37 @@ def generate(call: Call, op: Generate) -> Batch:
     return samples
 
 
+def _own_samples(replica: Together, samples: Batch, n: int) -> Batch:
+    """Of a replica's samples those of this rank's prompts, with groups numbered as this rank numbers them."""
+    batches = [part[0] for part in replica.parts]
+    counts = [len(own_samples(prompts, n)[1]) for prompts in batches]
+    first = sum(counts[: replica.place])
+    own = samples.select(range(first, first + counts[replica.place]))
+    share = batches[replica.place].share
+    if share is None:
+        before = sum(prompts.rows for prompts in batches[: replica.place])
+        own = own.with_columns(group=own.array("group") - before)
+    return Batch(own.rows, own.columns, share)
+
+
 def logprobs(call: Call, op: Logprobs) -> Packed:
-    trainer = call.model(op.model).trainer
-    assert trainer is not None
-    call.tokens = token_count(call.batch("samples"))
-    return trainer.logprobs(call.batch("samples"), op.temperature)
+    return _predict(call, op.model, lambda trainer, samples: trainer.logprobs(samples, op.temperature))
+
+
+def _predict(call: Call, name: str, predict: Callable[[Trainer, Batch], Packed]) -> Packed:
+    """What a model says about every response token of this rank's samples."""
+    model = call.model(name)
+    assert model.trainer is not None
+    samples = call.batch("samples")
+    call.tokens = token_count(samples)
+    replica = together(model.mesh, samples)
+    found = replica.own(predict(model.trainer, replica.rows()), [part[0].rows for part in replica.parts])
+    assert isinstance(found, Packed)
+    return found
 
 
 def values(call: Call, op: Values) -> Packed:
-    trainer = call.model(op.model).trainer
-    assert trainer is not None
-    call.tokens = token_count(call.batch("samples"))
-    found = trainer.values(call.batch("samples"))
+    found = _predict(call, op.model, lambda trainer, samples: trainer.values(samples))
     _refuse_not_finite(found.values, f"a value of `{op.model}`")
     return found
 
@@ -62,6 +88,10 @@ def model_score(call: Call, op: ModelScore) -> np.ndarray:
     """
     model = call.model(op.model)
     samples = call.batch("samples")
+    if model.mesh is not None:
+        raise RunFailure(
+            "RLF4003", f"the reward model `{op.model}` runs whole on every rank", help=("place it with tp = 1, pp = 1",)
+        )
     call.tokens = token_count(samples)
     sequences = Sequences(samples, model.loaded.pad_id)
     if samples.rows and int(sequences.lengths.max()) > model.loaded.context:

@@ -8,6 +8,7 @@ import torch
 from rlflow.backends.ray_runtime.algorithms.moments import moments
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.stages.call import Call, Value, counted_tokens, rows_with_nan, token_count
+from rlflow.backends.ray_runtime.stages.replicas import together
 from rlflow.backends.ray_runtime.stages.selection import numbers_in_batch
 from rlflow.ir.ops import Train
 
@@ -18,7 +19,8 @@ def train(call: Call, op: Train) -> Value:
     """Ports: samples; advantages (per row or per token), reference, old, teacher, returns, values (per token), weights
     (per row), as the loss needs them. A sample with a NaN in any of them is in no loss, metric or denominator."""
     samples = call.batch("samples")
-    trainer = call.model(op.model).trainer
+    model = call.model(op.model)
+    trainer = model.trainer
     assert trainer is not None
     mask = counted_tokens(samples)
     missing = np.zeros(samples.rows, dtype=bool)
@@ -30,23 +32,36 @@ def train(call: Call, op: Train) -> Value:
             missing |= np.isnan(column) if isinstance(column, np.ndarray) else rows_with_nan(column, mask)
     if missing.any():
         call.metrics.sums["training/samples_without_reward"] += float(missing.sum())
+    numbers = numbers_in_batch(call, samples)
+    if model.mesh is not None and numbers is None:
+        numbers = _consecutive(call, samples.rows)
+    replica = together(model.mesh, samples, advantages, weights, missing, numbers, *tokens.values())
+    call.state.before_update(op.model)
+    dropped = replica.column(3)
     found = trainer.train(
-        samples,
-        advantages,
+        replica.rows(),
+        replica.column(1),
         op,
         seed=call.state.seed,
         step=call.step,
-        row_weights=weights,
-        counted=~missing if missing.any() else None,
-        group=call.state.group,
-        rows=numbers_in_batch(call, samples),
-        **tokens,
+        row_weights=replica.column(2),
+        counted=~dropped if dropped.any() else None,
+        group=call.state.group if model.mesh is None else model.mesh.dp,
+        rows=replica.column(4),
+        **{port: replica.column(5 + index) for index, port in enumerate(tokens)},
     )
     if "returns" in tokens and "values" in tokens:
         found |= _explained_variance(call, samples, tokens["returns"], tokens["values"], missing)
     call.metrics.training(_named(call, op, found))
     call.tokens = token_count(samples)
     return None
+
+
+def _consecutive(call: Call, rows: int) -> np.ndarray:
+    """Numbers of this rank's rows in the whole batch, where ranks hold consecutive parts. All ranks must call."""
+    counts = call.over_ranks([float(rows)])[:, 0].astype(np.int64)
+    first = int(counts[: call.state.rank].sum())
+    return np.arange(first, first + rows)
 
 
 def _explained_variance(

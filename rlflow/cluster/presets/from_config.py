@@ -92,11 +92,21 @@ def _experts(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def facts_of_tiny(
-    family: str, vocabulary: int, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, context: int
+    architecture: str,
+    vocabulary: int,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    intermediate: int,
+    context: int,
+    experts: int = 0,
+    experts_per_token: int = 0,
 ) -> dict[str, Any]:
-    """Of a tiny model, `vocabulary` counting the end and padding tokens; its embeddings are tied."""
-    return {
-        "family": family,
+    """Of a tiny model, `vocabulary` counting the end and padding tokens; its embeddings are tied. `experts` 0: dense;
+    otherwise every layer has them, each of inner size `intermediate`."""
+    facts = {
+        "family": _FAMILIES[architecture],
         "kind": "dense",
         "num_layers": layers,
         "hidden_size": hidden,
@@ -110,5 +120,18 @@ def facts_of_tiny(
         "num_key_value_heads": kv_heads,
         "head_dim": hidden // heads,
         "qkv_bias": False,
-        "qk_norm": family == "qwen3",
+        "qk_norm": _QK_NORM.get(architecture, False),
     }
+    if experts:
+        facts |= {
+            "kind": "moe",
+            "num_dense_layers": 0,
+            "num_mtp_layers": 0,
+            "num_routed_experts": experts,
+            "moe_ffn_hidden_size": intermediate,
+            "top_k": experts_per_token,
+            "num_shared_experts": 0,
+            "shared_expert_ffn_hidden_size": 0,
+            "router_expert_bias": False,
+        }
+    return facts

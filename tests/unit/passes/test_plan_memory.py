@@ -105,7 +105,7 @@ def compiled(path: Path) -> Plan | None:
     try:
         return driver.compile(path)
     except CompileError as error:
-        if {d.code for d in error.diagnostics} <= {"RLF2001", "RLF2004"}:
+        if {d.code for d in error.diagnostics} <= {"RLF2001", "RLF2004", "RLF2020"}:
             return None
         raise
 

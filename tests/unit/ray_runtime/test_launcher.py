@@ -38,26 +38,26 @@ def test_the_driver_is_light() -> None:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_plans_that_this_version_does_not_run(small_plan: Plan, tmp_path: Path) -> None:
+def test_devices_that_this_version_does_not_run(small_plan: Plan, tmp_path: Path) -> None:
     functions = [p for p in small_plan.pools if p.device == "functions"]
-    for pools, words in (
-        ([pool(1), pool(2)], "runs plans of one pool, and this one has 2"),
-        ([pool(1, "npu")], "runs on CPU, and pool `main` is made of npu devices"),
-    ):
-        plan = small_plan.model_copy(update={"pools": (*pools, *functions)})
-        with pytest.raises(RunFailure, match=words) as failure:
-            run_plan(plan, RunSettings(tmp_path, tmp_path / "run"), RunObserver())
-        assert failure.value.code == "RLF4003"
+    plan = small_plan.model_copy(update={"pools": (pool(1, "cuda"), *functions)})
+    with pytest.raises(RunFailure, match="runs on CPUs and NPUs, and pool `main` is made of cuda devices") as failure:
+        run_plan(plan, RunSettings(tmp_path, tmp_path / "run"), RunObserver())
+    assert failure.value.code == "RLF4003"
 
 
 @pytest.mark.ray
 def test_resources_that_are_not_there(ray_cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "PLACE_DEADLINE_S", 0.5)
-    with pytest.raises(RunFailure) as failure, reserved(pool(64)):
+    with pytest.raises(RunFailure) as failure, reserved([pool(64)]):
         pass
     assert failure.value.code == "RLF5008"
-    assert failure.value.notes[0] == "wanted: 64 bundles of 1 CPU"
+    assert failure.value.notes[0] == "wanted: 1 bundle of 64 CPUs, each on one machine"
     assert "the cluster has 4 CPUs" in failure.value.notes[1]
+    with pytest.raises(RunFailure) as failure, reserved([pool(2, "npu")]):
+        pass
+    assert failure.value.notes[0] == "wanted: 1 bundle of 2 CPUs and 2 NPUs, each on one machine"
+    assert failure.value.notes[2] == "the cluster has 0 NPUs, 0 of them free"
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------

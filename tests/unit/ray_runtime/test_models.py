@@ -10,16 +10,30 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlflow.backends.ray_runtime.models import WEIGHT_FILES, LoadedModel, load_model, save_model
+from rlflow.cluster.presets.architecture import Architecture
+from rlflow.cluster.presets.from_config import facts_of_config, facts_of_tiny
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import HfModel, TinyModel
 
 HERE = Path()
 
 
-def tiny(
-    architecture: Literal["qwen3", "llama"] = "qwen3", alphabet: str = "0123456789+=", seed: int = 0
-) -> LoadedModel:
-    source = TinyModel(architecture=architecture, alphabet=alphabet, hidden=32, layers=2, heads=4, init_seed=seed)
+Kind = Literal["qwen3", "llama", "qwen3_moe"]
+KINDS: list[Kind] = ["qwen3", "llama", "qwen3_moe"]
+
+
+def tiny(architecture: Kind = "qwen3", alphabet: str = "0123456789+=", seed: int = 0) -> LoadedModel:
+    experts, each = (4, 2) if architecture == "qwen3_moe" else (0, 0)
+    source = TinyModel(
+        architecture=architecture,
+        alphabet=alphabet,
+        hidden=32,
+        layers=2,
+        heads=4,
+        init_seed=seed,
+        experts=experts,
+        experts_per_token=each,
+    )
     return load_model(source, HERE)
 
 
@@ -52,8 +66,8 @@ def test_a_character_outside_the_alphabet_is_named() -> None:
     assert failure.value.code == "RLF5002"
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_init_is_seeded_and_leaves_the_global_state(architecture: Literal["qwen3", "llama"]) -> None:
+@pytest.mark.parametrize("architecture", KINDS)
+def test_init_is_seeded_and_leaves_the_global_state(architecture: Kind) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -73,14 +87,31 @@ def test_bad_alphabets(alphabet: str) -> None:
     assert failure.value.code == "RLF5013"
 
 
+@pytest.mark.parametrize("architecture", KINDS)
+def test_the_compiler_counts_the_parameters_that_there_are(architecture: Kind) -> None:
+    experts, each = (4, 2) if architecture == "qwen3_moe" else (0, 0)
+    facts = facts_of_tiny(architecture, 14, 32, 2, 4, 2, 128, 256, experts, each)
+    model = tiny(architecture).model
+    assert Architecture("actor", facts).params() == sum(p.numel() for p in model.parameters())
+    assert facts_of_config(model.config.to_dict()) == facts
+
+
+@pytest.mark.parametrize(("experts", "each"), [(0, 0), (4, 0), (4, 5)])
+def test_experts_that_do_not_fit_together(experts: int, each: int) -> None:
+    source = TinyModel(architecture="qwen3_moe", alphabet="ab", experts=experts, experts_per_token=each)
+    with pytest.raises(RunFailure, match=f"experts_per_token {each} is not in 1 .. {experts}") as failure:
+        load_model(source, HERE)
+    assert failure.value.code == "RLF5013"
+
+
 def test_sizes_that_do_not_fit_together() -> None:
     with pytest.raises(RunFailure, match="hidden 30, heads 4") as failure:
         load_model(TinyModel(architecture="llama", alphabet="ab", hidden=30), HERE)
     assert failure.value.code == "RLF5013"
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_a_saved_model_loads_everywhere(architecture: Literal["qwen3", "llama"], tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_saved_model_loads_everywhere(architecture: Kind, tmp_path: Path) -> None:
     loaded = tiny(architecture)
     save_model(loaded, tmp_path / "out" / "model")
     assert "rlflow" not in (tmp_path / "out" / "model" / "config.json").read_text()

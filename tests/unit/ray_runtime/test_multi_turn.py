@@ -49,8 +49,12 @@ def tiny(architecture: Literal["qwen3", "llama"] = "qwen3", **sizes: Any) -> Loa
 
 @pytest.fixture(params=["qwen3", "llama", "gpt2"])
 def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedModel:
-    if request.param != "gpt2":
-        return tiny(request.param)
+    return make(request.param, tmp_path)
+
+
+def make(kind: Literal["qwen3", "llama", "gpt2"], tmp_path: Path) -> LoadedModel:
+    if kind != "gpt2":
+        return tiny(kind)
     size = len(ALPHABET) + 2
     config = GPT2Config(
         vocab_size=size, n_positions=96, n_embd=32, n_layer=2, n_head=2, eos_token_id=END, bos_token_id=None
@@ -126,6 +130,9 @@ class Scripted:
 
     def __init__(self, next_token: Callable[[list[int]], int]) -> None:
         self.next_token = next_token
+
+    def drop(self) -> None:
+        pass
 
     def refresh(self) -> None:
         pass

@@ -78,16 +78,18 @@ def test_a_plan_gives_every_rank_its_shards_with_the_fewest_bytes(case, multicas
     assert {d: n for d, n in volumes(plan.classes).missing.items() if n} == {d: n for d, n in missing.items() if n}
 
     # the loads, transfer by transfer
-    out, into, leaves, enters = {}, {}, {}, {}
+    out, into, leaves, enters, between = {}, {}, {}, {}, {}
     for t in plan.transfers():
         size = volume(t.box) * 4
         out[t.source] = out.get(t.source, 0) + size
         into[t.target] = into.get(t.target, 0) + size
         a, b = fabric.node_of[t.source], fabric.node_of[t.target]
+        between[a, b] = between.get((a, b), 0) + size
         if a != b:
             leaves[a] = leaves.get(a, 0) + size
             enters[b] = enters.get(b, 0) + size
     assert plan.link_bytes() == {"device out": out, "device in": into, "node out": leaves, "node in": enters}
+    assert plan.node_bytes() == between
     times = [n / 1e9 for n in (*out.values(), *into.values())] + [n / 3e8 for n in (*leaves.values(), *enters.values())]
     assert abs(plan.seconds - max(times, default=0)) < 1e-12
     assert plan.seconds >= plan.bounds.seconds * (1 - 1e-9)

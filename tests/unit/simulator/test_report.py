@@ -10,7 +10,8 @@ from rlflow.backends.simulator.report import period_of
 from rlflow.backends.simulator.report_study import Mean, Study
 from rlflow.backends.simulator.report_text import study_lines, sweep_lines
 from rlflow.backends.simulator.run import Options, simulate
-from rlflow.backends.visualizers.trace import build_trace, validate_trace
+from rlflow.backends.visualizers.trace import build_trace
+from rlflow.backends.visualizers.trace_rules import validate_trace
 from rlflow.plan import Plan
 
 MakePlan = Callable[..., Plan]
@@ -28,6 +29,14 @@ def test_shares_ages_and_depths_of_a_synchronous_split(make_plan: MakePlan) -> N
     assert set(found.ages["s"]) == {0}
     assert found.queues["s->fit"].most == 1
     assert found.queues["s->fit"].mean == pytest.approx(18 / 19)  # from the start of the samples to the end of training
+    # the first weights are there already
+    assert [(float(time) / 1e6, depth) for time, depth in found.depths["s->fit"][:4]] == [
+        (0, 0),
+        (0, 1),
+        (18, 0),
+        (19, 1),
+    ]
+    assert [(float(a) / 1e6, float(b) / 1e6) for a, b, _ in found.work["gen"][:2]] == [(0, 10), (19, 29)]
 
 
 def test_one_step_of_staleness_overlaps_them(make_plan: MakePlan) -> None:
@@ -40,6 +49,9 @@ def test_one_step_of_staleness_overlaps_them(make_plan: MakePlan) -> None:
     ages = found.ages["s"]
     assert ages[0] == 32 * 8
     assert set(ages) == {0, 1}
+    by_step = found.ages_by_step["s"]
+    assert (by_step[0], by_step[1]) == ({0: 32 * 8}, {1: 32 * 8})
+    assert sum(count for own in by_step.values() for count in own.values()) == sum(ages.values())
     assert found.worst_age == 1
 
 

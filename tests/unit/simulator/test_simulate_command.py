@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.backends.visualizers.trace import validate_trace
+from rlflow.backends.visualizers.trace_rules import validate_trace
 from rlflow.cli import main
 from rlflow.plan import Plan
 

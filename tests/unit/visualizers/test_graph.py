@@ -125,7 +125,7 @@ def test_svg_without_dot(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     svg, used = render_svg(plan)
     assert used == "built-in"
     assert "without Graphviz" in svg
-    with pytest.raises(RuntimeError, match="dot"):
+    with pytest.raises(graph.NoDot, match="dot"):
         render_svg(plan, "dot")
 
 

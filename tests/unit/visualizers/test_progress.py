@@ -96,3 +96,76 @@ def test_sparkline() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert len(set(sparkline([3.0, 3.0]))) == 1
     assert sparkline([0.0, 1.0], "_#") == "_#"
+
+
+def test_flow_of_work_where_it_is_recorded() -> None:
+    more = {
+        "pool/rollout/idle": 0.284,
+        "pool/learner/idle": 0.0,
+        "queue/a->b/depth": 1.5,
+        "queue/c->d/depth": 2.0,
+        "age/samples/mean": 0.971,
+        "age/samples/max": 1.0,
+        "age/other/max": 2.0,
+        "pool/odd/idle": float("nan"),
+    }
+    out = io.StringIO()
+    progress = Progress(4, Console(file=out, width=60), Clock())
+    progress.capacities = {"a->b": 2}
+    progress.step(1, STEP | more)
+    progress.stop()
+    line = out.getvalue()
+    assert "  idle rollout 28%, learner 0%  queue a->b 1.5 of 2, c->d 2  age of samples 0.97, at most 1" in line
+    assert "age of other at most 2" in line
+    assert "odd" not in line
+
+
+def test_idle_share_follows_from_the_stages_on_the_panel_only() -> None:
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", panel())
+    assert "idle 6%" in text, "1.5 of 1.6 s are in stages"
+    assert "1.6 s a step" in text
+    out = io.StringIO()
+    run(Console(file=out, width=60))
+    assert "idle" not in out.getvalue()
+
+
+def test_note_and_title() -> None:
+    out = io.StringIO()
+    progress = Progress(None, Console(file=out, force_terminal=True, width=100), Clock())
+    progress.title = "rlflow watch here"
+    progress.start("waiting", since=90)
+    progress.step(1, STEP)
+    progress.note = "nothing new for 70.0 s"
+    progress.stop()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    for words in ("rlflow watch here", "nothing new for 70.0 s", "elapsed 1 min 30 s"):
+        assert words in text
+
+
+def test_a_run_that_diverged_shows_it() -> None:
+    out = io.StringIO()
+    progress = Progress(3, Console(file=out, force_terminal=True, width=80), Clock())
+    progress.start("x")
+    progress.step(1, STEP)
+    progress.step(2, STEP | {"critic/score/mean": float("nan")})
+    progress.stop()
+    assert "mean reward nan ▅" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+
+
+def test_hostile_values_do_not_stop_the_panel() -> None:
+    """What `rlflow watch` reads may have been written by anything."""
+    rows: list[dict[str, object]] = [
+        {"timing_s/step": 0.0, "timing_s/gen": 0.0},
+        {"timing_s/step": "soon", "critic/score/mean": "high", "timing_s/gen": None},
+        {"critic/score/mean": float("inf"), "timing_s/step": float("nan"), "response_length/mean": [1]},
+        {"critic/score/mean": True, "timing_s/step": 1.0, "val/a/mean": "x", "queue//depth": 1.0},
+        {"critic/score/mean": 1e300, "timing_s/step": 1e12, "timing_s/gen": float("inf")},
+    ]
+    for terminal in (False, True):
+        out = io.StringIO()
+        progress = Progress(9, Console(file=out, force_terminal=terminal, width=80), Clock())
+        progress.start("x")
+        for step, row in enumerate(rows, start=1):
+            progress.step(step, row)
+        progress.stop()
+        assert "step 5" in out.getvalue()

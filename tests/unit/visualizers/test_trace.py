@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflow.backends.visualizers.trace import build_trace, validate_trace, write_trace
+from rlflow.backends.visualizers.trace import build_trace, write_trace
+from rlflow.backends.visualizers.trace_rules import validate_trace
 from rlflow.plan import Plan
 
 

@@ -1,0 +1,75 @@
+"""Which versions of the weights a pool is given, computed alike by the pool that trains and the one that reads.
+
+A version is the number of completed steps. Readers use exactly the version that the plan's staleness says (the edge is
+a queue of tokens, hence every run with one seed is the same), and an evaluation uses the weights of the step that it
+follows. What is newer than asked for stays: a version is sent once, and those that nobody asks for are not sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlflow.plan import Evaluation, Plan, Program, ReshardWeights
+from rlflow.plan_decisions import Reshard
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the pool that reads uses one reshard."""
+
+    in_step: bool
+    lag: int
+    """steps"""
+    evaluations: tuple[Evaluation, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, reshard: Reshard) -> Reading:
+        program = next(p for p in plan.programs if p.pool == reshard.target)
+        lags = {
+            stale.stage: stale.steps
+            for channel in plan.channels
+            if channel.model == reshard.model
+            for stale in channel.stale
+        }
+        readers = [r for r in reshard.readers if plan.stage(r).phase == "step"]
+        # Readers of one reshard hold one copy, so that the most impatient one decides.
+        lag = min((lags.get(reader, 0) for reader in readers), default=0)
+        evaluations = tuple(e for e in program.evaluations if _reads(e.instructions, reshard))
+        return cls(_reads(program.step, reshard), lag, evaluations)
+
+    def of_step(self, step: int) -> int:
+        """The version that step `step` (from 1) reads with; at least this one."""
+        return max(0, step - 1 - self.lag)
+
+    def evaluates(self, step: int, last: int) -> bool:
+        """Whether an evaluation that reads follows `step`."""
+        return any(due(evaluation, step, last) for evaluation in self.evaluations)
+
+    def versions(self, done: int, last: int) -> list[int]:
+        """All versions that are sent in a run of the steps done + 1 to last, in order; `done` is there already."""
+        have, found = done, []
+        for step in range(done + 1, last + 1):
+            wanted = [self.of_step(step)] if self.in_step else []
+            if self.evaluates(step, last):
+                wanted.append(step)
+            for version in wanted:
+                if version > have:
+                    found.append(version)
+                    have = version
+        return found
+
+
+def due(evaluation: Evaluation, step: int, last: int) -> bool:
+    """Whether the evaluation runs after `step` of a run that ends with `last`."""
+    return step == last or bool(evaluation.every and step % evaluation.every == 0)
+
+
+def _reads(instructions: tuple[object, ...], reshard: Reshard) -> bool:
+    return any(
+        isinstance(i, ReshardWeights) and i.model == reshard.model and set(i.readers) == set(reshard.readers)
+        for i in instructions
+    )
+
+
+def program_of(plan: Plan, pool: str) -> Program:
+    return next(program for program in plan.programs if program.pool == pool)

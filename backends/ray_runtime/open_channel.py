@@ -1,0 +1,96 @@
+"""From a reshard of the plan to this rank's end of it: the transfer set is worked out again from the same facts.
+
+The plan holds the numbers of a reshard, not its transfers, which grow with layers x devices. What is worked out here is
+checked against those numbers, so that a rank cannot move other bytes than the plan says.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PretrainedConfig
+
+from rlflow.backends.ray_runtime.deliveries import Reading
+from rlflow.backends.ray_runtime.reshard_links import ReshardLinks
+from rlflow.backends.ray_runtime.weight_channel import WeightChannel
+from rlflow.backends.ray_runtime.world import World
+from rlflow.cluster.presets.architecture import Architecture
+from rlflow.cluster.presets.from_config import facts_of_config
+from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.flow import Layout
+from rlflow.ir.ops import ValueModel
+from rlflow.plan import Plan
+from rlflow.plan_decisions import Reshard
+from rlflow.reshard.catalogue import Catalogue, catalogue
+from rlflow.reshard.endpoint import Endpoint, Fabric
+from rlflow.reshard.plan import ReshardPlan, plan_reshard
+from rlflow.reshard.storage import Storage
+
+
+def open_channel(
+    plan: Plan, reshard: Reshard, world: World, config: PretrainedConfig, device: torch.device
+) -> WeightChannel:
+    """All ranks of both pools call, in the order of the plan. RLF4003 for weights that cannot be moved yet."""
+    if isinstance(plan.model(reshard.model).source, ValueModel):
+        raise RunFailure("RLF4003", f"the value model `{reshard.model}` is read on another pool or layout than trained")
+    planned = runtime_plan(plan, reshard, config)
+    if planned.received_bytes != reshard.received and reshard.needed:
+        raise RunFailure(
+            "RLF5018",
+            f"the reshard of `{reshard.model}` would move {planned.received_bytes} bytes, and the plan says "
+            f"{reshard.received}",
+            help=("compile the plan again with this version of rlflow",),
+        )
+    here = world.ranks(reshard.source)
+    there = () if reshard.source == reshard.target else world.ranks(reshard.target)
+    members = (*here, *there)
+    group = world.between(members, f"weights {reshard.id}") if len(members) > 1 else None
+    links = ReshardLinks(
+        planned,
+        reshard.bucket_bytes or 2 << 30,
+        members.index(world.number),
+        {device: device for device in range(len(members))},
+        group,
+        getattr(torch, planned.target.storage.dtype),
+        device,
+    )
+    return WeightChannel(reshard, links, Reading.of(plan, reshard), reshard.model)
+
+
+def runtime_plan(plan: Plan, reshard: Reshard, config: PretrainedConfig) -> ReshardPlan:
+    """The transfer set. Devices are the ranks of the source pool and, where it is another, of the target pool."""
+    before, after = (layout_of(plan, stage) for stage in (reshard.trainer, reshard.readers[0]))
+    source, target = (next(p for p in plan.pools if p.name == name) for name in (reshard.source, reshard.target))
+    shared = source.name == target.name
+    size = len(source.ranks)
+    devices = reshard.mapping or tuple(range(0 if shared else size, (0 if shared else size) + after.size))
+    hosts = [place.host for place in (*source.ranks, *(() if shared else target.ranks))]
+    names = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    fabric = Fabric(tuple(names[host] for host in hosts), (1.0,) * len(hosts), {n: 1.0 for n in names.values()})
+    dtype = "bfloat16" if _compute(plan, reshard.model) == "bf16" else "float32"
+    given, read = (
+        Endpoint(layout, ranks, Storage(vocabulary_multiple=layout.tp, dtype=dtype, mtp=False))
+        for layout, ranks in ((before, tuple(range(size))), (after, devices))
+    )
+    return plan_reshard(tensors_of(config, reshard.model), given, read, fabric)
+
+
+def tensors_of(config: PretrainedConfig, model: str) -> Catalogue:
+    """The tensors of a loaded model under the names of reshards. RLF4003 for an architecture without rules."""
+    facts = facts_of_config(config.to_dict())
+    if facts is None:
+        raise RunFailure("RLF4003", f"weights of type `{config.model_type}` cannot be moved between layouts yet")
+    return catalogue(Architecture(model, facts), mtp=False)
+
+
+def layout_of(plan: Plan, stage: str) -> Layout:
+    """Of a stage with a model."""
+    layout = plan.stage(stage).layout
+    assert layout is not None
+    return Layout(**layout.model_dump())
+
+
+def _compute(plan: Plan, model: str) -> str:
+    source = plan.model(model).source
+    while hasattr(source, "of"):
+        source = plan.model(source.of).source
+    return str(source.compute)

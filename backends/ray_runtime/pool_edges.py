@@ -1,0 +1,215 @@
+"""A rank's end of the queues between pools: putting its part of a value, taking its rows of another pool's.
+
+A batch is read once per model-parallel replica, as the plan says: the first rank of each block of ranks reads the parts
+that the block needs, and hands every rank of the block its rows.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import torch.distributed as dist
+
+from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, split
+from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame, Value
+from rlflow.backends.ray_runtime.wire import Message, joined, packed_message
+from rlflow.backends.ray_runtime.world import World
+from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.ops import BestOf, BestWorst, Generate, MixedGroups, Take
+from rlflow.plan import Plan, PutRows, Queue, RunStage, TakeRows, WaitStage
+
+_ROWS = (Take, Generate, BestOf, BestWorst, MixedGroups)
+"""Stages that give rows; the others give a column of them."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the queue's actor holds of one part, beside the reference to it; as bytes, for the actor has no torch."""
+
+    layout: Layout | None
+    """None for a column whose rows the reader has."""
+    cursors: dict[str, int]
+    """Rows taken from every data set when the part was put."""
+
+
+@dataclass
+class PoolEdges:
+    """All queues of this rank. `cursors` is the rank's own; what arrives moves it on."""
+
+    plan: Plan
+    world: World
+    cursors: dict[str, int]
+    _put: dict[str, int] = field(default_factory=dict)
+    _taken: dict[str, int] = field(default_factory=dict)
+    _blocks: dict[int, dist.ProcessGroup | None] = field(default_factory=dict)
+
+    def connect(self) -> None:
+        """Make the groups of the blocks that read together. All ranks of the pool call."""
+        for queue in self.plan.queues:
+            if queue.target == self.world.pool:
+                size = self.world.size // self._reads(queue)
+                if size not in self._blocks:
+                    start = self.world.rank // size * size
+                    ranks = self.world.ranks(self.world.pool)[start : start + size]
+                    self._blocks[size] = self.world.between(ranks, "read") if size > 1 else None
+
+    def put(self, instruction: PutRows, frame: Frame) -> int:
+        """Put this rank's part of a value; waits while the queue is full. Returns bytes."""
+        queue = self._queue(instruction.queue)
+        value = frame.values[instruction.stage]
+        rows = frame.rows.get(instruction.stage)
+        alone = needs_rows(self.plan, queue)
+        assert isinstance(value, Batch) or rows is not None
+        message = packed_message(_plain(value), rows if alone else None)
+        layout = layout_of(value if isinstance(value, Batch) else rows) if isinstance(value, Batch) or alone else None  # type: ignore[arg-type]
+        number = self._put[queue.id] = self._put.get(queue.id, -1) + 1
+        facts = pickle.dumps(Sent(layout, dict(self.cursors)))
+        sent = (facts, [ray.put(message)])  # in a list, so that it stays a reference on its way
+        problem = ray.get(self.world.queues[queue.id].put.remote(self.world.rank, number, sent))
+        if problem:
+            raise self._late(queue, problem)
+        return message.nbytes
+
+    def take(self, instruction: TakeRows, frame: Frame) -> None:
+        """This rank's rows of the queue's next batch, into the frame."""
+        queue = self._queue(instruction.queue)
+        stage = self.plan.stage(instruction.stage)
+        reads = self._reads(queue)
+        size = self.world.size // reads
+        reader, place = divmod(self.world.rank, size)
+        number = self._taken[queue.id] = self._taken.get(queue.id, -1) + 1
+        known = frame.splits.get(rows_root(self.plan, stage.id))
+        mine: list[Any] = [None]
+        shares: list[Any] | None = None
+        if place == 0:
+            try:
+                shares = self._read(queue, reader, size, number, known)
+            except RunFailure as failure:
+                shares = [failure] * size  # the others wait for their rows: they must hear it too
+        group = self._blocks.get(size)
+        if group is None:
+            assert shares is not None
+            mine = shares
+        else:
+            dist.scatter_object_list(mine, shares, group=group, group_src=0)
+        found = mine[0]
+        if isinstance(found, RunFailure):
+            raise found
+        columns, rows, cut, cursors = found
+        for name, cursor in cursors.items():
+            self.cursors[name] = max(cursor, self.cursors.get(name, 0))
+        if "" not in columns:
+            batch = Batch(rows.count, columns, rows.share)
+            frame.values[stage.id] = frame.rows[stage.id] = batch
+            frame.splits[stage.id] = cut
+            return
+        frame.values[stage.id] = columns.pop("")
+        root = rows_root(self.plan, stage.id)
+        frame.rows[stage.id] = Batch(rows.count, columns, rows.share) if rows.there else frame.rows[root]
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _read(self, queue: Queue, reader: int, size: int, number: int, known: list[Split] | None) -> list[Any]:
+        """For every rank of the block: its columns, number of rows, how the batch is split, and cursors."""
+        actor = self.world.queues[queue.id]
+        taken = ray.get(actor.take.remote(reader))
+        if isinstance(taken, str):
+            raise self._late(queue, taken)
+        parts: list[Sent] = [pickle.loads(facts) for facts, _ in taken]
+        cut = known
+        layouts = [part.layout for part in parts if part.layout is not None]
+        if layouts:
+            if len(layouts) != self.world.size and any(part.share and not part.grouped for part in layouts):
+                raise RunFailure(
+                    "RLF4003",
+                    f"{len(layouts)} ranks share the prompts of `{queue.stage}`, and pool `{queue.target}` has "
+                    f"{self.world.size} ranks",
+                    help=("take a number of prompts that the ranks divide",),
+                )
+            cut = split(layouts, self.world.size)
+        assert cut is not None, "a column comes after its rows, or with them"
+        own = cut[reader * size : (reader + 1) * size]
+        needed = {part for one in own for part, _, _ in one.segments} or {0}
+        fetched = ray.get([taken[part][1][0] for part in sorted(needed)])
+        messages: list[Message | None] = [None] * len(parts)
+        for place, message in zip(sorted(needed), fetched, strict=True):
+            messages[place] = message
+        cursors: dict[str, int] = {}
+        for part in parts:
+            for name, cursor in part.cursors.items():
+                cursors[name] = max(cursor, cursors.get(name, 0))
+        found = []
+        for one in own:
+            columns = joined(messages, one.segments)
+            rows = sum(high - low for _, low, high in one.segments)
+            if layouts:
+                if one.groups is not None:
+                    columns["group"] = one.groups
+                if one.renumbered:
+                    columns.pop("round", None)
+            found.append((columns, Rows(rows, one.share, bool(layouts)), cut, cursors))
+        ray.get(actor.done.remote(reader, number))
+        return found
+
+    def _queue(self, name: str) -> Queue:
+        return next(queue for queue in self.plan.queues if queue.id == name)
+
+    def _reads(self, queue: Queue) -> int:
+        """Readers of a batch: as many as the plan says, where these are blocks of equal size."""
+        return reads_of(queue, self.world.size)
+
+    def _late(self, queue: Queue, problem: str) -> RunFailure:
+        return RunFailure(
+            "RLF5019",
+            f"rank {self.world.rank} of pool `{self.world.pool}` waited {self.world.timeout.total_seconds():g} s for "
+            f"the queue `{queue.id}`",
+            notes=(problem,),
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a rank got: number of rows, which are shared, and whether they came along."""
+
+    count: int
+    share: Any
+    there: bool
+
+
+def reads_of(queue: Queue, ranks: int) -> int:
+    """Readers of one batch in a pool of so many ranks."""
+    return queue.reads if ranks % queue.reads == 0 else ranks
+
+
+def rows_root(plan: Plan, stage_id: str) -> str:
+    """The stage whose rows a stage's result belongs to: itself where it gives rows."""
+    stage = plan.stage(stage_id)
+    while not isinstance(stage.op, _ROWS):
+        stage = plan.stage(next(stage.inputs[port] for port in ROW_PORTS if port in stage.inputs))
+    return stage.id
+
+
+def needs_rows(plan: Plan, queue: Queue) -> bool:
+    """Whether the rows must travel with a column: its reader does not have them when it takes the column."""
+    root = rows_root(plan, queue.stage)
+    if root == queue.stage:
+        return False
+    program = next(p for p in plan.programs if p.pool == queue.target)
+    for instructions in (program.step, *(e.instructions for e in program.evaluations)):
+        if not any(isinstance(i, TakeRows) and i.queue == queue.id for i in instructions):
+            continue
+        for instruction in instructions:
+            if isinstance(instruction, TakeRows) and instruction.queue == queue.id:
+                return True
+            if isinstance(instruction, TakeRows | RunStage | WaitStage) and instruction.stage == root:
+                return False
+    return True
+
+
+def _plain(value: Value) -> Batch | Packed | Any:
+    assert value is not None
+    return value

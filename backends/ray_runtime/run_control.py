@@ -1,0 +1,34 @@
+"""What the pools of one run must agree on: after which step to stop, and when a checkpoint is whole.
+
+Pools are at different steps when a stop is asked for, so that nobody can decide alone: the run ends after the latest
+step that any pool has begun, and the others go on to it.
+"""
+
+from __future__ import annotations
+
+
+class RunControl:
+    """An actor with one call per pool and step."""
+
+    def __init__(self, savers: int) -> None:
+        self._savers = savers
+        self._begun = 0
+        self._last: int | None = None
+        self._saved: dict[int, int] = {}
+
+    def begin(self, step: int) -> bool:
+        """Whether a pool may begin this step; the same answer for all pools."""
+        if self._last is not None and step > self._last:
+            return False
+        self._begun = max(self._begun, step)
+        return True
+
+    def stop(self) -> None:
+        """Begin no further step."""
+        if self._last is None:
+            self._last = self._begun
+
+    def saved(self, step: int) -> bool:
+        """A pool has written its part of a checkpoint; whether it was the last part."""
+        self._saved[step] = self._saved.get(step, 0) + 1
+        return self._saved[step] % self._savers == 0

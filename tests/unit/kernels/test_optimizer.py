@@ -1,0 +1,43 @@
+"""The optimizer made of the kernel is torch's, number for number and state for state."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from rlflow.backends.ray_runtime.kernels.adamw import FusedAdamW
+
+SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-7, "weight_decay": 0.05}
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> None:
+    for seed in seeds:
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def test_it_is_adamw_and_goes_on_from_its_state() -> None:
+    ours, theirs = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    theirs.load_state_dict(ours.state_dict())
+    mine, other = FusedAdamW(ours.parameters(), **SETTINGS), torch.optim.AdamW(theirs.parameters(), **SETTINGS)
+    train(ours, mine, range(5))
+    train(theirs, other, range(5))
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-7)
+    resumed = FusedAdamW(theirs.parameters(), **SETTINGS)
+    resumed.load_state_dict(copy.deepcopy(other.state_dict()))
+    train(ours, mine, range(5, 8))
+    train(theirs, resumed, range(5, 8))
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-7)
+    assert mine.state_dict()["state"][0].keys() == other.state_dict()["state"][0].keys()
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = FusedAdamW([used, unused], lr=0.1)
+    used.sum().backward()
+    optimizer.step()
+    assert unused.tolist() == [1.0, 1.0]
+    assert used.tolist() != [1.0, 1.0]
