@@ -14,7 +14,7 @@ from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.resources import transfer
 from rlflow.backends.simulator.run_durations import CHECKPOINT
 from rlflow.ir.flow import STEP, reads_model
-from rlflow.ir.ops import Generate, Score, Train
+from rlflow.ir.ops import Generate, Join, Score, Train
 from rlflow.plan import (
     Instruction,
     MoveObject,
@@ -154,7 +154,7 @@ class Lane:
             return started
         sources = [source for source in stage.inputs.values() if world.edge(source, self._phase) is not None]
         for source in sources:
-            yield from self._share(source, 0.0)
+            yield from (self._whole(source) if isinstance(stage.op, Join) else self._share(source, 0.0))
         started = world.clock.now
         yield from self._work(stage, step, sources)
         if isinstance(stage.op, Train):

@@ -13,7 +13,7 @@ from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.run_durations import uncounted
 from rlflow.backends.simulator.run_engines import EngineServer
 
-MOVES = frozenset({"reshard", "offload", "onload", "drop"})
+MOVES = frozenset({"reshard", "offload", "onload", "drop", "save"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ representative lengths are dealt to the slots as they become free.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from math import sqrt
@@ -15,6 +15,7 @@ from math import sqrt
 from rlflow.cost.errors import WorkloadError
 from rlflow.cost.lengths import Lengths, largest, mean, second_moment, spread, stratified
 from rlflow.cost.normal import quantile
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
