@@ -24,6 +24,11 @@ class Mean:
     value: float
     half: float | None
 
+    @property
+    def interval(self) -> list[float] | None:
+        """[low, high]"""
+        return None if self.half is None else [self.value - self.half, self.value + self.half]
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
         """Raises ValueError for no values."""
@@ -70,14 +75,14 @@ class Study:
     def to_json(self) -> dict[str, Any]:
         """Seconds, shares, bytes and steps; an interval is [low, high] or null."""
         first, period = self.first, self.mean(lambda r: float(r.period) / 1e6)
+        tokens = self.mean(lambda r: r.tokens_per_second)
         return {
             "seeds": len(self.results) if self.sampled else 0,
             "steps": len(first.ends) - first.warm_up,
             "step_s": period.value,
-            "step_s_interval": None
-            if period.half is None
-            else [period.value - period.half, period.value + period.half],
-            "tokens_per_s": self.mean(lambda r: r.tokens_per_second).value if first.tokens_per_step else None,
+            "step_s_interval": period.interval,
+            "tokens_per_s": tokens.value if first.tokens_per_step else None,
+            "tokens_per_s_interval": tokens.interval if first.tokens_per_step else None,
             "tokens_are": "drawn" if first.tokens_drawn else "assumed",
             "bubble": self.mean(lambda r: r.bubble).value,
             "pools": {

@@ -47,6 +47,7 @@ _BRACKETS = {"(": ")", "[": "]"}
     metavar="PATH=A,B,...",
     help="Compile with each value, as `--set` does, and print a table. Several: every combination.",
 )
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw what --sweep finds.")
 @click.option("--set", "-D", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace an argument.")
 @click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
 @click.option("--cluster", metavar="NAME", help="Which cluster's schedule.")
@@ -63,6 +64,7 @@ def simulate(
     evaluations: bool,
     trace: Path | None,
     sweeps: tuple[str, ...],
+    plot: Path | None,
     overrides: tuple[str, ...],
     flow: str | None,
     cluster: str | None,
@@ -77,6 +79,7 @@ def simulate(
     """
     from rlflow.backends.simulator.report_text import study_lines, sweep_lines
     from rlflow.backends.visualizers.trace import write_trace
+    from rlflow.commands.sweep_plot import check_plot, write_plot
     from rlflow.driver import Options
 
     gc.enable()  # long simulations make cycles
@@ -86,6 +89,8 @@ def simulate(
         raise click.UsageError(
             "--set, --sweep, --flow, --cluster, --profile apply to a .rlflow file; this is a plan already"
         )
+    if plot is not None:
+        check_plot(plot, sweeps)
     if sweeps:
         if trace is not None:
             raise click.UsageError("--trace is of one plan; leave --sweep out")
@@ -99,6 +104,9 @@ def simulate(
             click.echo(json.dumps(found, indent=2, ensure_ascii=False))
         else:
             click.echo("\n".join(sweep_lines(columns, rows)))
+        if plot is not None:
+            write_plot(plot, f"{path.stem} over {', '.join(columns)}", columns, rows)
+            click.echo(f"wrote {plot}", err=True)
         if all(isinstance(study, str) for _, study in rows):
             raise SystemExit(1)
         return
