@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from rlflow.backends.simulator.engine_blocks import steps_to_exceed, taken
 from rlflow.backends.simulator.engine_job import Job, extended
 from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Segments
+from rlflow.backends.simulator.engine_owed import Owed
 from rlflow.backends.simulator.engine_settings import EngineSettings, PrefillCost
 
 FOREVER = 1 << 62
@@ -28,6 +29,7 @@ class Rank:
         self._slots = settings.slots
         self._block = settings.block
         self._spare = settings.spare_blocks
+        self._owed = Owed(settings.expected) if settings.expected and settings.kv_blocks is not None else None
         self._bounded = settings.kv_blocks is not None
         self._capacity = FOREVER if settings.kv_blocks is None else settings.kv_blocks
         self._budget = FOREVER if settings.step_tokens is None else settings.step_tokens
@@ -146,6 +148,8 @@ class Rank:
             self._held += decoding * steps
             self.generated += decoding * steps
             self._offset = offset = offset + steps
+            if self._owed is not None:
+                self._owed.advance(steps, offset)
             heap = self._completions
             while heap and heap[0][0] <= offset:
                 _, ticket, job = heappop(heap)
@@ -174,12 +178,13 @@ class Rank:
             known = prefix is not None and prefix in prefixes
             if known:
                 need -= job.shared // block
-            # The spare blocks are for those that run: if none does, they are free.
-            if self._bounded and need > self._capacity - self._used - (self._spare if running else 0):
+            if self._bounded and need > self._capacity - self._used - self._kept_free(job):
                 break
             self._used += need
             del waiting[job.id]
             running[job.id] = job
+            if self._owed is not None:
+                self._owed.enter(job.generated)
             if prefix is not None:
                 prefixes[prefix] = prefixes.get(prefix, 0) + 1
             job.computed = job.shared if known else 0
@@ -187,6 +192,14 @@ class Rank:
                 left -= self._serve(job, context, left)
             elif self._mixed:
                 left -= 1
+
+    def _kept_free(self, job: Job) -> int:
+        """Blocks that admission of a request leaves to those that run: none if none does."""
+        if not self.running:
+            return 0
+        if self._owed is None:
+            return self._spare
+        return self._spare - -self._owed.with_(job.generated) // self._block
 
     def _serve(self, job: Job, context: int, left: int) -> int:
         tokens = context - job.computed
@@ -244,6 +257,8 @@ class Rank:
         self._decoding += 1
         self._held += context
         self._phases[phase] += 1
+        if self._owed is not None:
+            self._owed.begin(job, offset)
 
     def _halt(self, job: Job) -> None:
         """It stops decoding: what it has generated is counted."""
@@ -257,6 +272,8 @@ class Rank:
             job.segments = extended(job.segments, eras[last][1], offset - begin)
         elif offset > begin:
             job.segments = ((eras[last][1], offset - begin),)
+        if self._owed is not None:
+            self._owed.halt(job, offset)
         job.generated += offset - job.joined
         job.ticket = -1
         self._decoding -= 1
@@ -269,6 +286,8 @@ class Rank:
         if not prefilling:
             self._halt(job)
         del self.running[job.id]
+        if self._owed is not None:
+            self._owed.leave(job.generated)
         self._used -= (job.prompt + job.generated) // self._block + 1
         if job.prefix is not None:
             others = self._prefixes[job.prefix] - 1

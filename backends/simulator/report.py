@@ -44,6 +44,16 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ThrownOut:
+    """Samples that a full cache threw out of the engines of a stage, over one step."""
+
+    samples: float
+    """Each as often as it was thrown out."""
+    tokens: float
+    """Of their contexts, which are computed again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Of one simulation. Times in microseconds; shares, ages and depths are over the measured steps only."""
 
@@ -62,6 +72,8 @@ class Result:
     tokens_per_step: float
     """Prompt and response tokens that a step trains on: drawn ones, or the assumed mean. 0 = not known."""
     tokens_drawn: bool
+    thrown_out: Mapping[str, ThrownOut]
+    """Generate stages that ran sample by sample."""
     queues: Mapping[str, QueueUse]
     links: Mapping[str, LinkUse]
     peak_bytes: Mapping[str, tuple[int, int]]
@@ -123,6 +135,11 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
         },
         tokens_per_step=tokens,
         tokens_drawn=drawn,
+        thrown_out={
+            name: _thrown_out([tokens for when, tokens in server.thrown_out if start < when <= end], steps)
+            for name, server in world.servers.items()
+            if isinstance(server, EngineServer)
+        },
         queues={
             name: QueueUse(queue.spec.capacity, *_depth(queue.depths, start, end))
             for name, queue in world.queues.items()
@@ -141,6 +158,10 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
         uncounted=tuple(uncounted(plan, world.durations)),
         events=tuple(world.record.events),
     )
+
+
+def _thrown_out(tokens: Sequence[int], steps: int) -> ThrownOut:
+    return ThrownOut(len(tokens) / steps, sum(tokens) / steps)
 
 
 def period_of(ends: Sequence[Time], warm_up: int, repeats: bool) -> Time:

@@ -101,6 +101,13 @@ class Study:
                 }
                 for stage, ages in self.ages.items()
             },
+            "thrown_out": {
+                stage: {
+                    "samples_per_step": self.mean(lambda r, stage=stage: r.thrown_out[stage].samples).value,  # type: ignore[misc]
+                    "tokens_per_step": self.mean(lambda r, stage=stage: r.thrown_out[stage].tokens).value,  # type: ignore[misc]
+                }
+                for stage in first.thrown_out
+            },
             "queues": {
                 name: {
                     "capacity": queue.capacity,

@@ -21,6 +21,7 @@ def study_lines(plan: Plan, study: Study) -> list[str]:
     lines = [f"flow {plan.flow} on cluster {plan.cluster}: {_count(steps, 'step')}, {made}", *_time(plan, study)]
     lines += _pools(study)
     lines += _ages(study)
+    lines += _thrown_out(study)
     lines += _queues(study)
     lines += _links(study)
     if first.uncounted:
@@ -87,6 +88,19 @@ def _ages(study: Study) -> list[str]:
         promised = study.first.promised[stage]
         bound = "no bound is promised" if promised is None else f"at most {promised} is promised"
         lines.append(f"age of the samples of {stage}, in steps: {shown}; {bound}")
+    return lines
+
+
+def _thrown_out(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.thrown_out:
+        samples = study.mean(lambda r, stage=stage: r.thrown_out[stage].samples).value  # type: ignore[misc]
+        tokens = study.mean(lambda r, stage=stage: r.thrown_out[stage].tokens).value  # type: ignore[misc]
+        if samples:
+            lines.append(
+                f"thrown out of the full cache of {stage}: {_rate(samples)} samples a step, "
+                f"{_rate(tokens)} tokens computed again (see --headroom)"
+            )
     return lines
 
 

@@ -37,11 +37,16 @@ class Options:
     stated: Mapping[str, float] = field(default_factory=dict)
     """Stage, `reshard MODEL` or `checkpoint` to its seconds, in place of the estimate. A generate stage with a stated
     time is one block of it."""
+    headroom: int | None = None
+    """Tokens of a response for which engines keep room in the cache when they admit another; None: what
+    `rlflow.cost.occupancy.headroom` says."""
     evaluations: bool = False
     draw: Draw | None = None
     """Changes every time, stage by stage and step by step."""
 
     def __post_init__(self) -> None:
+        if self.headroom is not None and self.headroom < 0:
+            raise ValueError(f"a headroom of {self.headroom} tokens: at least 0")
         if self.steps < 1 or (self.warm_up is not None and self.warm_up < 0):
             raise ValueError(f"{self.steps} steps after {self.warm_up} to warm up: at least 1 and 0")
 
@@ -94,7 +99,8 @@ def _serve(world: World, stage: Stage, options: Options) -> None:
     if engine:
         assert facts is not None
         assert options.seed is not None
-        world.servers[stage.id] = EngineServer(world, edge, facts, lengths_of(facts, options.seed, stage.id))
+        lengths = lengths_of(facts, options.seed, stage.id)
+        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom)
     else:
         world.servers[stage.id] = BlockServer(world, edge)
         world.weights.loads[stage.id].append(edge.load)

@@ -18,6 +18,8 @@ from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Segm
 from rlflow.backends.simulator.engine_settings import Band, BandedStep, EngineSettings, PrefillCost
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_world import World
+from rlflow.backends.simulator.run_lengths import assumed_lengths
+from rlflow.cost.occupancy import headroom
 from rlflow.plan_decisions import EngineEstimate
 from rlflow.protocol.samples import Phase
 
@@ -25,12 +27,13 @@ Length = Callable[[int, int], int]
 """(prompt, sample of the prompt), both from 0, to the tokens of its response, at least 1."""
 
 
-def settings_of_engine(facts: EngineEstimate) -> EngineSettings:
-    """One engine, or those that share experts in lock step."""
+def settings_of_engine(facts: EngineEstimate, expected: int = 0) -> EngineSettings:
+    """One engine, or those that share experts in lock step; `expected` tokens of a response, at admission."""
     return EngineSettings(
         step=BandedStep(tuple(Band(b, fixed, each, facts.token_s) for b, fixed, each in facts.bands)),
         slots=facts.slots,
         kv_blocks=facts.kv_tokens,
+        expected=expected,
         prefill=PrefillCost(facts.prefill_token_s, facts.prefill_square_s, facts.prefill_context_s),
         step_tokens=max(facts.prefill_tokens, facts.slots),
         ranks=facts.lock_step,
@@ -40,12 +43,19 @@ def settings_of_engine(facts: EngineEstimate) -> EngineSettings:
 class EngineServer:
     """All engines of one stage. Times of the engines are seconds, those of the world microseconds."""
 
-    def __init__(self, world: World, edge: Edge, facts: EngineEstimate, length: Length) -> None:
+    def __init__(
+        self, world: World, edge: Edge, facts: EngineEstimate, length: Length, expected: int | None = None
+    ) -> None:
+        """`expected`: tokens of a response that engines reckon with at admission; None: as the estimates assume for as
+        many samples as may be under way at once."""
         self._world = world
         self._edge = edge
         self._facts = facts
         self._length = length
-        settings = settings_of_engine(facts)
+        if expected is None:
+            at_once = -(-edge.controller.gate.window // facts.replicas)
+            expected = headroom(assumed_lengths(facts), facts.prompt_tokens, at_once, facts.slots, facts.kv_tokens)
+        settings = settings_of_engine(facts, expected)
         self._engines = [Engine(settings) for _ in range(max(1, facts.replicas // facts.lock_step))]
         self._slots = facts.slots * facts.lock_step
         self._loads = [0] * len(self._engines)
@@ -67,6 +77,8 @@ class EngineServer:
         self._holds = 0
         self._pace = 1.0
         self._busy_since: Time = 0
+        self.thrown_out: list[tuple[Time, int]] = []
+        """(when a full cache threw a sample out, tokens of its context, which are computed again)."""
         edge.listeners.append(self._settle)
         edge.dropping.append(self._abort)
         world.weights.loads[edge.stage.id].append(self._load)
@@ -205,6 +217,10 @@ class EngineServer:
 
     def _happened(self, number: int, event: EngineEvent) -> bool:
         """Whether a sample is finished."""
+        if event.kind == "preempted":
+            context = self._facts.prompt_tokens + sum(tokens for _, tokens in event.segments)
+            self.thrown_out.append((self._world.clock.now, context))
+            return False
         if event.kind not in ("finished", "interrupted", "aborted"):
             return False
         id = event.id

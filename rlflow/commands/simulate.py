@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rlflow.backends.simulator.report_study import Study
+    from rlflow.backends.simulator.run import Options as Asked
     from rlflow.plan import Plan
 
 _BRACKETS = {"(": ")", "[": "]"}
@@ -37,6 +38,13 @@ _BRACKETS = {"(": ")", "[": "]"}
     multiple=True,
     metavar="NAME=SECONDS",
     help="The time of a stage, of `reshard MODEL` or of `checkpoint`, in place of the estimate.",
+)
+@click.option(
+    "--headroom",
+    type=click.IntRange(min=0),
+    metavar="TOKENS",
+    help="Room in the cache that engines keep for every response when they admit another. 0: none, as vLLM. Otherwise "
+    "what a running response has on average, and none where all samples fit at once.",
 )
 @click.option("--evaluations", is_flag=True, help="Run the evaluations too.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace of the (first) simulation.")
@@ -61,6 +69,7 @@ def simulate(
     steps: int,
     seeds: int,
     stated: tuple[str, ...],
+    headroom: int | None,
     evaluations: bool,
     trace: Path | None,
     sweeps: tuple[str, ...],
@@ -78,12 +87,17 @@ def simulate(
     stages run sample by sample on simulated engines.
     """
     from rlflow.backends.simulator.report_text import study_lines, sweep_lines
+    from rlflow.backends.simulator.run import Options as Asked
     from rlflow.backends.visualizers.trace import write_trace
     from rlflow.commands.sweep_plot import check_plot, write_plot
     from rlflow.driver import Options
 
     gc.enable()  # long simulations make cycles
-    times = dict(_stated(text) for text in stated)
+    if headroom is not None and not seeds:
+        raise click.UsageError("--headroom is of engines that run sample by sample; add --seeds N")
+    asked = Asked(
+        steps=steps, stated=dict(_stated(text) for text in stated), headroom=headroom, evaluations=evaluations
+    )
     options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
         raise click.UsageError(
@@ -94,7 +108,7 @@ def simulate(
     if sweeps:
         if trace is not None:
             raise click.UsageError("--trace is of one plan; leave --sweep out")
-        columns, rows = _sweep(path, sweeps, options, steps, seeds, times, evaluations)
+        columns, rows = _sweep(path, sweeps, options, asked, seeds)
         if format_ == "json":
             found = [
                 {"set": dict(zip(columns, values, strict=True))}
@@ -111,7 +125,7 @@ def simulate(
             raise SystemExit(1)
         return
     plan = _plan(path, options)
-    study = _study(plan, steps, seeds, times, evaluations)
+    study = _study(plan, asked, seeds)
     if trace is not None:
         write_trace(trace, study.first.events, plan)
         click.echo(f"wrote {trace}", err=True)
@@ -121,14 +135,14 @@ def simulate(
         click.echo("\n".join(study_lines(plan, study)))
 
 
-def _study(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], evaluations: bool) -> Study:
+def _study(plan: Plan, asked: Asked, seeds: int) -> Study:
     from rlflow.backends.simulator.report_study import Study
-    from rlflow.backends.simulator.run import Options, simulate
+    from rlflow.backends.simulator.run import simulate
 
     drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
     results = []
     for seed in drawn:
-        found = simulate(plan, Options(steps=steps, seed=seed, stated=stated, evaluations=evaluations))
+        found = simulate(plan, replace(asked, seed=seed))
         results.append(found)
         if not found.sampled:
             break  # other seeds would give the same
@@ -152,13 +166,7 @@ def _plan(path: Path, options: object) -> Plan:
 
 
 def _sweep(
-    path: Path,
-    sweeps: Sequence[str],
-    options: object,
-    steps: int,
-    seeds: int,
-    stated: Mapping[str, float],
-    evaluations: bool,
+    path: Path, sweeps: Sequence[str], options: object, asked: Asked, seeds: int
 ) -> tuple[list[str], list[tuple[tuple[str, ...], Study | str]]]:
     """Names of the columns, and a study or what is wrong for every combination of values."""
     from rlflow import driver
@@ -175,9 +183,9 @@ def _sweep(
     rows: list[tuple[tuple[str, ...], Study | str]] = []
     for chosen in itertools.product(*choices):
         swept = tuple(f"{name}={value}" for name, value in zip(columns, chosen, strict=True))
-        asked = replace(options, overrides=(*options.overrides, *swept))
+        changed = replace(options, overrides=(*options.overrides, *swept))
         try:
-            rows.append((chosen, _study(driver.compile(path, asked), steps, seeds, stated, evaluations)))
+            rows.append((chosen, _study(driver.compile(path, changed), asked, seeds)))
         except CompileError as error:
             first = next(d for d in error.diagnostics if d.severity is Severity.ERROR)
             rows.append((chosen, f"error[{first.code}]: {first.message}"))

@@ -72,6 +72,8 @@ def test_lengths_cannot_be_drawn_without_an_engine(capsys: pytest.CaptureFixture
         (["--sweep", "group"], "write PATH=A,B,..."),
         (["--sweep", "group=4", "--trace", "t.json"], "leave --sweep out"),
         (["--plot", "p.svg"], "add --sweep"),
+        (["--headroom", "0"], "add --seeds"),
+        (["--headroom", "-1", "--seeds", "1"], "--headroom"),
         (["--sweep", "group=4", "--plot", "p.png"], "plots are SVG"),
         (["--sweep", "group=4", "--plot", "nowhere/p.svg"], "there is no folder nowhere"),
         (["--steps", "0"], "--steps"),
