@@ -81,8 +81,9 @@ class _Rank:
         return own + sum(self.settings.blocks(tokens) for tokens in prompts.values())
 
     def expected(self, running: list[_Sample]) -> int:
-        """Blocks that they are expected to need beyond what they have."""
-        return self.settings.blocks(sum(max(0, self.settings.expected - len(s.made)) for s in running))
+        """Blocks that responses of the expected length need beyond what is there."""
+        blocks, tokens = self.settings.blocks, self.settings.expected
+        return sum(max(0, blocks(s.request.prompt + tokens) - blocks(s.context + 1)) for s in running)
 
     def fits(self, running: list[_Sample], spare: int = 0) -> bool:
         return self.settings.kv_blocks is None or self.blocks(running) + spare <= self.settings.kv_blocks

@@ -112,13 +112,13 @@ def test_headroom_lets_nobody_in_who_would_be_thrown_out() -> None:
 
 
 def test_headroom_counts_what_is_still_to_come() -> None:
-    """When d comes a and b hold 5, room for the next token and 1 more that is expected: 14; d asks for 3 and 4 more. With
-    one block less it waits until they have ended, since longer responses than expected count as they are."""
-    for blocks, ends in ((21, 6), (20, 9)):
+    """When d comes a and b have 5 and room for the next token, which is all that is expected; d asks for 2 + 4. With one
+    block less it waits until they have ended, since longer responses than expected count as they are."""
+    for blocks, ends in ((18, 4), (17, 7)):
         engine = Engine(EngineSettings(STEP, slots=9, kv_blocks=blocks, expected=4))
         engine.submit([Request("a", 2, 6), Request("b", 2, 6)], 0)
         events = engine.advance_to(3)
-        engine.submit([Request("d", 2, 3)], 3)
+        engine.submit([Request("d", 2, 1)], 3)
         events += engine.advance_to(inf)
         assert [event.time for event in events if event.id == "d"] == [ends]
         assert engine.totals.preemptions == 0
@@ -127,11 +127,12 @@ def test_headroom_counts_what_is_still_to_come() -> None:
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40),
     blocks=st.integers(40, 120),
+    block=st.sampled_from([1, 1, 4]),
     ranks=st.sampled_from([1, 3]),
 )
 @settings(max_examples=60, deadline=None)
-def test_who_expects_the_longest_throws_nobody_out(lengths: list[int], blocks: int, ranks: int) -> None:
-    made = EngineSettings(STEP, slots=16, kv_blocks=blocks, expected=30, ranks=ranks)
+def test_who_expects_the_longest_throws_nobody_out(lengths: list[int], blocks: int, block: int, ranks: int) -> None:
+    made = EngineSettings(STEP, slots=16, kv_blocks=-(-blocks // block), block=block, expected=30, ranks=ranks)
     engine = Engine(made)
     engine.run(Request(i, 5, length) for i, length in enumerate(lengths))
     assert engine.totals.preemptions == 0
