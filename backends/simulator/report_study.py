@@ -8,6 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from rlflow.backends.simulator.failures import Forecast
 from rlflow.backends.simulator.report import Result
 
 _STUDENT = (
@@ -49,6 +50,8 @@ class Study:
     """At least one."""
     sampled: bool
     """Whether lengths were drawn; else every stage took the time of its estimate."""
+    failing: Forecast | None = None
+    """What failures of hosts would make of it, if that was asked."""
 
     def __post_init__(self) -> None:
         if not self.results:
@@ -119,4 +122,4 @@ class Study:
             "links": {name: {"bytes_per_step": link.bytes, "busy": link.busy} for name, link in first.links.items()},
             "memory": {pool: {"peak": peak, "capacity": room} for pool, (peak, room) in first.peak_bytes.items()},
             "not_counted": list(first.uncounted),
-        }
+        } | ({} if self.failing is None else {"failures": self.failing.to_json()})

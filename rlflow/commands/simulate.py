@@ -15,6 +15,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rlflow.backends.simulator.failures import Failures
     from rlflow.backends.simulator.report_study import Study
     from rlflow.backends.simulator.run import Options as Asked
     from rlflow.plan import Plan
@@ -46,6 +47,20 @@ _BRACKETS = {"(": ")", "[": "]"}
     help="Room in the cache that engines keep for every response when they admit another. 0: none, as vLLM. Otherwise "
     "what a running response has on average, and none where all samples fit at once.",
 )
+@click.option(
+    "--mtbf",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="HOURS",
+    help="Hosts fail, each once in so many hours on average; a failed run is resumed from its last checkpoint.",
+)
+@click.option(
+    "--restart",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From a failure to the first step of the resumed run.",
+)
 @click.option("--evaluations", is_flag=True, help="Run the evaluations too.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace of the (first) simulation.")
 @click.option(
@@ -70,6 +85,8 @@ def simulate(
     seeds: int,
     stated: tuple[str, ...],
     headroom: int | None,
+    mtbf: float | None,
+    restart: float,
     evaluations: bool,
     trace: Path | None,
     sweeps: tuple[str, ...],
@@ -86,6 +103,7 @@ def simulate(
     The pools walk the same instruction lists as in a run, with the same rules of admission. With --seeds generate
     stages run sample by sample on simulated engines.
     """
+    from rlflow.backends.simulator.failures import Failures
     from rlflow.backends.simulator.report_text import study_lines, sweep_lines
     from rlflow.backends.simulator.run import Options as Asked
     from rlflow.backends.visualizers.trace import write_trace
@@ -98,6 +116,7 @@ def simulate(
     asked = Asked(
         steps=steps, stated=dict(_stated(text) for text in stated), headroom=headroom, evaluations=evaluations
     )
+    failures = None if mtbf is None else Failures(mtbf * 3600, restart)
     options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
         raise click.UsageError(
@@ -108,7 +127,7 @@ def simulate(
     if sweeps:
         if trace is not None:
             raise click.UsageError("--trace is of one plan; leave --sweep out")
-        columns, rows = _sweep(path, sweeps, options, asked, seeds)
+        columns, rows = _sweep(path, sweeps, options, asked, seeds, failures)
         if format_ == "json":
             found = [
                 {"set": dict(zip(columns, values, strict=True))}
@@ -125,7 +144,7 @@ def simulate(
             raise SystemExit(1)
         return
     plan = _plan(path, options)
-    study = _study(plan, asked, seeds)
+    study = _study(plan, asked, seeds, failures)
     if trace is not None:
         write_trace(trace, study.first.events, plan)
         click.echo(f"wrote {trace}", err=True)
@@ -135,9 +154,11 @@ def simulate(
         click.echo("\n".join(study_lines(plan, study)))
 
 
-def _study(plan: Plan, asked: Asked, seeds: int) -> Study:
+def _study(plan: Plan, asked: Asked, seeds: int, failures: Failures | None) -> Study:
+    from rlflow.backends.simulator.failures import forecast
     from rlflow.backends.simulator.report_study import Study
     from rlflow.backends.simulator.run import simulate
+    from rlflow.backends.simulator.run_durations import CHECKPOINT
 
     drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
     results = []
@@ -148,7 +169,13 @@ def _study(plan: Plan, asked: Asked, seeds: int) -> Study:
             break  # other seeds would give the same
     if seeds and not results[0].sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
-    return Study(tuple(results), results[0].sampled)
+    failing = None
+    if failures is not None:
+        written = asked.stated.get(CHECKPOINT, 0.0)
+        still = replace(asked, stated={**asked.stated, CHECKPOINT: 0.0})
+        bare = [simulate(plan, replace(still, seed=seed)) for seed in drawn[: len(results)]] if written else results
+        failing = forecast(plan, results, bare, failures, written)
+    return Study(tuple(results), results[0].sampled, failing)
 
 
 def _plan(path: Path, options: object) -> Plan:
@@ -166,7 +193,7 @@ def _plan(path: Path, options: object) -> Plan:
 
 
 def _sweep(
-    path: Path, sweeps: Sequence[str], options: object, asked: Asked, seeds: int
+    path: Path, sweeps: Sequence[str], options: object, asked: Asked, seeds: int, failures: Failures | None
 ) -> tuple[list[str], list[tuple[tuple[str, ...], Study | str]]]:
     """Names of the columns, and a study or what is wrong for every combination of values."""
     from rlflow import driver
@@ -185,7 +212,7 @@ def _sweep(
         swept = tuple(f"{name}={value}" for name, value in zip(columns, chosen, strict=True))
         changed = replace(options, overrides=(*options.overrides, *swept))
         try:
-            rows.append((chosen, _study(driver.compile(path, changed), asked, seeds)))
+            rows.append((chosen, _study(driver.compile(path, changed), asked, seeds, failures)))
         except CompileError as error:
             first = next(d for d in error.diagnostics if d.severity is Severity.ERROR)
             rows.append((chosen, f"error[{first.code}]: {first.message}"))
