@@ -12,6 +12,7 @@ from rlflow.backends.simulator.clock import Time
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.run_durations import uncounted
 from rlflow.backends.simulator.run_engines import EngineServer
+from rlflow.backends.simulator.run_filters import Filter
 
 MOVES = frozenset({"reshard", "offload", "onload", "drop"})
 
@@ -54,6 +55,17 @@ class ThrownOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Refills:
+    """Of a stage that drops groups and samples further prompts, over the measured steps."""
+
+    rounds: float
+    """Of a step, on average; 1 = no refill."""
+    most: int
+    short: float
+    """Share of the steps that have too few groups after the last round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Of one simulation. Times in microseconds; shares, ages and depths are over the measured steps only."""
 
@@ -74,6 +86,7 @@ class Result:
     tokens_drawn: bool
     thrown_out: Mapping[str, ThrownOut]
     """Generate stages that ran sample by sample."""
+    refills: Mapping[str, Refills]
     queues: Mapping[str, QueueUse]
     links: Mapping[str, LinkUse]
     peak_bytes: Mapping[str, tuple[int, int]]
@@ -140,6 +153,7 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
             for name, server in world.servers.items()
             if isinstance(server, EngineServer)
         },
+        refills={name: _refills(filter, range(warm_up, warm_up + steps)) for name, filter in world.filters.items()},
         queues={
             name: QueueUse(queue.spec.capacity, *_depth(queue.depths, start, end))
             for name, queue in world.queues.items()
@@ -162,6 +176,11 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
 
 def _thrown_out(tokens: Sequence[int], steps: int) -> ThrownOut:
     return ThrownOut(len(tokens) / steps, sum(tokens) / steps)
+
+
+def _refills(filter: Filter, steps: range) -> Refills:
+    rounds = [filter.rounds.get(step, 1) for step in steps]
+    return Refills(sum(rounds) / len(rounds), max(rounds), len(filter.short & set(steps)) / len(rounds))
 
 
 def period_of(ends: Sequence[Time], warm_up: int, repeats: bool) -> Time:

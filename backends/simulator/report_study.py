@@ -111,6 +111,14 @@ class Study:
                 }
                 for stage in first.thrown_out
             },
+            "refills": {
+                stage: {
+                    "rounds": self.mean(lambda r, stage=stage: r.refills[stage].rounds).value,  # type: ignore[misc]
+                    "most": max(r.refills[stage].most for r in self.results),
+                    "short": self.mean(lambda r, stage=stage: r.refills[stage].short).value,  # type: ignore[misc]
+                }
+                for stage in first.refills
+            },
             "queues": {
                 name: {
                     "capacity": queue.capacity,

@@ -17,12 +17,16 @@ _ROWS = 5
 def study_lines(plan: Plan, study: Study) -> list[str]:
     """At most 40 lines for a plan with up to five pools."""
     first = study.first
-    made = f"lengths drawn with {_count(len(study.results), 'seed')}" if study.sampled else "stages as estimated"
+    seeds = _count(len(study.results), "seed")
+    made = f"lengths drawn with {seeds}" if study.sampled else "stages as estimated"
+    if not study.sampled and len(study.results) > 1:
+        made += f", {seeds}"
     steps = len(first.ends) - first.warm_up
     lines = [f"flow {plan.flow} on cluster {plan.cluster}: {_count(steps, 'step')}, {made}", *_time(plan, study)]
     lines += _failures(study)
     lines += _pools(study)
     lines += _ages(study)
+    lines += _refills(study)
     lines += _thrown_out(study)
     lines += _queues(study)
     lines += _links(study)
@@ -117,6 +121,17 @@ def _ages(study: Study) -> list[str]:
         promised = study.first.promised[stage]
         bound = "no bound is promised" if promised is None else f"at most {promised} is promised"
         lines.append(f"age of the samples of {stage}, in steps: {shown}; {bound}")
+    return lines
+
+
+def _refills(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.refills:
+        rounds = study.mean(lambda r, stage=stage: r.refills[stage].rounds).value  # type: ignore[misc]
+        short = study.mean(lambda r, stage=stage: r.refills[stage].short).value  # type: ignore[misc]
+        most = max(r.refills[stage].most for r in study.results)
+        words = f"rounds of sampling for {stage}: {rounds:.2f} a step on average, at most {most}"
+        lines.append(words + (f"; {_percent(short)} of the steps end with too few groups" if short else ""))
     return lines
 
 

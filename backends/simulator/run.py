@@ -14,6 +14,7 @@ from rlflow.backends.simulator.report import Result, result_of
 from rlflow.backends.simulator.run_blocks import BlockServer
 from rlflow.backends.simulator.run_durations import CHECKPOINT, Draw, durations_of
 from rlflow.backends.simulator.run_engines import EngineServer
+from rlflow.backends.simulator.run_filters import filters_of
 from rlflow.backends.simulator.run_lengths import lengths_of
 from rlflow.backends.simulator.run_rows import rows_of
 from rlflow.diagnostics import RunFailure
@@ -40,6 +41,8 @@ class Options:
     headroom: int | None = None
     """Tokens of a response for which engines keep room in the cache when they admit another; None: what
     `rlflow.cost.occupancy.headroom` says."""
+    keep: Mapping[str, float] = field(default_factory=dict)
+    """`mixed_groups` stage to the share of its groups that it keeps; the others are replaced by further prompts."""
     evaluations: bool = False
     draw: Draw | None = None
     """Changes every time, stage by stage and step by step."""
@@ -64,7 +67,8 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     total = warm_up + options.steps + lag  # pools that are ahead go on to the end of the last measured step
     clock = Clock()
     edges: dict[str, Edge] = {}
-    world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock))
+    filters = filters_of(plan, options.keep, plan.seed if options.seed is None else options.seed)
+    world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters)
     for stage in plan.stages:
         if isinstance(stage.op, Generate) and stage.phase == STEP:
             _serve(world, stage, options)
@@ -80,9 +84,8 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
         )
     saves = any(isinstance(i, SaveCheckpoint) and i.every for program in plan.programs for i in program.step)
     saving = saves and bool(durations.us.get(CHECKPOINT))
-    return result_of(
-        world, warm_up, options.steps, repeats=options.draw is None and not options.evaluations and not saving
-    )
+    varies = options.draw is not None or options.evaluations or saving or bool(filters)
+    return result_of(world, warm_up, options.steps, repeats=not varies)
 
 
 def _serve(world: World, stage: Stage, options: Options) -> None:

@@ -48,6 +48,13 @@ _BRACKETS = {"(": ")", "[": "]"}
     "what a running response has on average, and none where all samples fit at once.",
 )
 @click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="How many groups a `mixed_groups` stage keeps, such as kept=60%; for the others it samples further prompts.",
+)
+@click.option(
     "--mtbf",
     type=click.FloatRange(min=0, min_open=True),
     metavar="HOURS",
@@ -85,6 +92,7 @@ def simulate(
     seeds: int,
     stated: tuple[str, ...],
     headroom: int | None,
+    kept: tuple[str, ...],
     mtbf: float | None,
     restart: float,
     evaluations: bool,
@@ -114,7 +122,11 @@ def simulate(
     if headroom is not None and not seeds:
         raise click.UsageError("--headroom is of engines that run sample by sample; add --seeds N")
     asked = Asked(
-        steps=steps, stated=dict(_stated(text) for text in stated), headroom=headroom, evaluations=evaluations
+        steps=steps,
+        stated=dict(_stated(text) for text in stated),
+        headroom=headroom,
+        keep=dict(_kept(text) for text in kept),
+        evaluations=evaluations,
     )
     failures = None if mtbf is None else Failures(mtbf * 3600, restart)
     options = Options(flow, cluster, overrides, profile)
@@ -165,7 +177,7 @@ def _study(plan: Plan, asked: Asked, seeds: int, failures: Failures | None) -> S
     for seed in drawn:
         found = simulate(plan, replace(asked, seed=seed))
         results.append(found)
-        if not found.sampled:
+        if not found.sampled and not asked.keep:
             break  # other seeds would give the same
     if seeds and not results[0].sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
@@ -242,3 +254,14 @@ def _stated(text: str) -> tuple[str, float]:
     if not name.strip() or not 0 <= value < float("inf"):
         raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
     return name.strip(), value
+
+
+def _kept(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        share = float(number.strip().removesuffix("%")) / (100 if number.strip().endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not name.strip() or not 0 < share <= 1:
+        raise click.UsageError(f"--keep {text}: write NAME=SHARE, with a share above 0 and at most 100%")
+    return name.strip(), share
