@@ -17,6 +17,7 @@ from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import filters_of
 from rlflow.backends.simulator.run_lengths import lengths_of
 from rlflow.backends.simulator.run_rows import rows_of
+from rlflow.backends.simulator.run_turns import Turns, turns_of
 from rlflow.diagnostics import RunFailure
 from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
@@ -43,6 +44,8 @@ class Options:
     `rlflow.cost.occupancy.headroom` says."""
     keep: Mapping[str, float] = field(default_factory=dict)
     """`mixed_groups` stage to the share of its groups that it keeps; the others are replaced by further prompts."""
+    turns: Mapping[str, float] = field(default_factory=dict)
+    """Generate stage to the mean seconds that its environment takes between two turns."""
     evaluations: bool = False
     draw: Draw | None = None
     """Changes every time, stage by stage and step by step."""
@@ -69,9 +72,10 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     edges: dict[str, Edge] = {}
     filters = filters_of(plan, options.keep, plan.seed if options.seed is None else options.seed)
     world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters)
+    turns = turns_of(plan, options.turns, plan.seed if options.seed is None else options.seed)
     for stage in plan.stages:
         if isinstance(stage.op, Generate) and stage.phase == STEP:
-            _serve(world, stage, options)
+            _serve(world, stage, options, turns.get(stage.id))
     for program in plan.programs:
         clock.start(f"pool {program.pool}", Lane(world, program).run(total, options.evaluations))
     stuck = clock.run()
@@ -88,7 +92,7 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     return result_of(world, warm_up, options.steps, repeats=not varies)
 
 
-def _serve(world: World, stage: Stage, options: Options) -> None:
+def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) -> None:
     """The edge of a generate stage, and what runs it."""
     assert isinstance(stage.op, Generate)
     channel = world.weights.channel(stage.op.model)
@@ -103,9 +107,9 @@ def _serve(world: World, stage: Stage, options: Options) -> None:
         assert facts is not None
         assert options.seed is not None
         lengths = lengths_of(facts, options.seed, stage.id)
-        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom)
+        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns)
     else:
-        world.servers[stage.id] = BlockServer(world, edge)
+        world.servers[stage.id] = BlockServer(world, edge, turns)
         world.weights.loads[stage.id].append(edge.load)
 
 

@@ -55,6 +55,13 @@ _BRACKETS = {"(": ")", "[": "]"}
     help="How many groups a `mixed_groups` stage keeps, such as kept=60%; for the others it samples further prompts.",
 )
 @click.option(
+    "--turn",
+    "waits",
+    multiple=True,
+    metavar="NAME=SECONDS",
+    help="What the environment of a generate stage takes between two turns, on average.",
+)
+@click.option(
     "--mtbf",
     type=click.FloatRange(min=0, min_open=True),
     metavar="HOURS",
@@ -93,6 +100,7 @@ def simulate(
     stated: tuple[str, ...],
     headroom: int | None,
     kept: tuple[str, ...],
+    waits: tuple[str, ...],
     mtbf: float | None,
     restart: float,
     evaluations: bool,
@@ -126,6 +134,7 @@ def simulate(
         stated=dict(_stated(text) for text in stated),
         headroom=headroom,
         keep=dict(_kept(text) for text in kept),
+        turns=dict(_stated(text, "--turn") for text in waits),
         evaluations=evaluations,
     )
     failures = None if mtbf is None else Failures(mtbf * 3600, restart)
@@ -245,14 +254,14 @@ def _values(text: str) -> list[str]:
     return [value.strip() for value in found]
 
 
-def _stated(text: str) -> tuple[str, float]:
+def _stated(text: str, option: str = "--stage") -> tuple[str, float]:
     name, _, number = text.rpartition("=")
     try:
         value = float(number)
     except ValueError:
         value = -1.0
     if not name.strip() or not 0 <= value < float("inf"):
-        raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
+        raise click.UsageError(f"{option} {text}: write NAME=SECONDS, with seconds of at least 0")
     return name.strip(), value
 
 
