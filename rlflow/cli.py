@@ -455,9 +455,13 @@ def opt(path: Path, options: Options, spec: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write through a temporary name, so that a failure leaves the old file."""
+    """Write through a temporary name, so that a failure leaves the old file. What is no file, such as a pipe or
+    /dev/null, is written to and stays what it is."""
     if path.is_dir():
         raise click.UsageError(f"`{path}` is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        path.write_text(text, "utf-8")
+        return
     building = path.with_name(path.name + ".partial")
     try:
         building.write_text(text, "utf-8")
