@@ -225,7 +225,10 @@ class Lane:
         for queue in world.queues_of(stage.id):
             yield from queue.reserve(batch)
         started = world.clock.now
-        yield from world.workers[stage.pool].call(world.durations.of(stage.id, step))
+        us = world.durations.of(stage.id, step)
+        if stage.id in world.calls and stage.phase == STEP:
+            us *= world.calls[stage.id].stretch(step)
+        yield from world.workers[stage.pool].call(us)
         world.note_call(stage, step, started)
         self._done.add((stage.id, batch))
         world.clock.fire(self._collected)

@@ -12,6 +12,7 @@ from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_queues import BatchQueue
 from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.resources import PoolLinks, Workers
+from rlflow.backends.simulator.run_calls import Calls
 from rlflow.backends.simulator.run_durations import Durations
 from rlflow.backends.simulator.run_filters import Filter
 from rlflow.ir.flow import STEP, reads_model
@@ -68,6 +69,8 @@ class World:
     weights: WeightBook
     filters: Mapping[str, Filter] = field(default_factory=dict)
     """Stages that drop groups and sample further prompts, where it is said how many they keep."""
+    calls: Mapping[str, Calls] = field(default_factory=dict)
+    """Reward stages whose calls fail now and then."""
     record: Record = field(default_factory=Record)
     queues: dict[str, BatchQueue] = field(init=False)
     links: dict[str, PoolLinks] = field(init=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlflow.backends.simulator.clock import Time
 from rlflow.backends.simulator.interpreter_world import World
+from rlflow.backends.simulator.run_calls import Calls
 from rlflow.backends.simulator.run_durations import uncounted
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import Filter
@@ -66,6 +67,18 @@ class Refills:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedCalls:
+    """Of a reward stage whose calls fail now and then, over the measured steps."""
+
+    tries: float
+    """Of a sample, on average."""
+    lost: float
+    """Share of the samples without a score after the last try."""
+    stops: float
+    """Share of the steps at which the run would stop, by its rule; it is simulated as if it went on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Of one simulation. Times in microseconds; shares, ages and depths are over the measured steps only."""
 
@@ -86,6 +99,7 @@ class Result:
     tokens_drawn: bool
     thrown_out: Mapping[str, ThrownOut]
     """Generate stages that ran sample by sample."""
+    failed_calls: Mapping[str, FailedCalls]
     refills: Mapping[str, Refills]
     queues: Mapping[str, QueueUse]
     links: Mapping[str, LinkUse]
@@ -153,6 +167,9 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
             for name, server in world.servers.items()
             if isinstance(server, EngineServer)
         },
+        failed_calls={
+            name: _failed_calls(calls, range(warm_up, warm_up + steps)) for name, calls in world.calls.items()
+        },
         refills={name: _refills(filter, range(warm_up, warm_up + steps)) for name, filter in world.filters.items()},
         queues={
             name: QueueUse(queue.spec.capacity, *_depth(queue.depths, start, end))
@@ -176,6 +193,15 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
 
 def _thrown_out(tokens: Sequence[int], steps: int) -> ThrownOut:
     return ThrownOut(len(tokens) / steps, sum(tokens) / steps)
+
+
+def _failed_calls(calls: Calls, steps: range) -> FailedCalls:
+    samples = calls.rows * len(steps)
+    lost = [calls.lost.get(step, 0) for step in steps]
+    stops = 0 if calls.drops else sum(count > 0 for count in lost)
+    return FailedCalls(
+        sum(calls.tries.get(step, calls.rows) for step in steps) / samples, sum(lost) / samples, stops / len(steps)
+    )
 
 
 def _refills(filter: Filter, steps: range) -> Refills:

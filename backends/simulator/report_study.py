@@ -111,6 +111,13 @@ class Study:
                 }
                 for stage in first.thrown_out
             },
+            "failed_calls": {
+                stage: {
+                    what: self.mean(lambda r, stage=stage, what=what: getattr(r.failed_calls[stage], what)).value  # type: ignore[misc]
+                    for what in ("tries", "lost", "stops")
+                }
+                for stage in first.failed_calls
+            },
             "refills": {
                 stage: {
                     "rounds": self.mean(lambda r, stage=stage: r.refills[stage].rounds).value,  # type: ignore[misc]

@@ -26,6 +26,7 @@ def study_lines(plan: Plan, study: Study) -> list[str]:
     lines += _failures(study)
     lines += _pools(study)
     lines += _ages(study)
+    lines += _failed_calls(study)
     lines += _refills(study)
     lines += _thrown_out(study)
     lines += _queues(study)
@@ -121,6 +122,18 @@ def _ages(study: Study) -> list[str]:
         promised = study.first.promised[stage]
         bound = "no bound is promised" if promised is None else f"at most {promised} is promised"
         lines.append(f"age of the samples of {stage}, in steps: {shown}; {bound}")
+    return lines
+
+
+def _failed_calls(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.failed_calls:
+        tries, lost, stops = (
+            study.mean(lambda r, stage=stage, what=what: getattr(r.failed_calls[stage], what)).value  # type: ignore[misc]
+            for what in ("tries", "lost", "stops")
+        )
+        words = f"calls of {stage}: {tries:.3g} tries a sample, {_percent(lost)} of the samples without a score"
+        lines.append(words + (f"; at {_percent(stops)} of the steps the run would stop" if stops else ""))
     return lines
 
 

@@ -12,6 +12,7 @@ from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.report import Result, result_of
 from rlflow.backends.simulator.run_blocks import BlockServer
+from rlflow.backends.simulator.run_calls import calls_of
 from rlflow.backends.simulator.run_durations import CHECKPOINT, Draw, durations_of
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import filters_of
@@ -44,6 +45,8 @@ class Options:
     `rlflow.cost.occupancy.headroom` says."""
     keep: Mapping[str, float] = field(default_factory=dict)
     """`mixed_groups` stage to the share of its groups that it keeps; the others are replaced by further prompts."""
+    failing: Mapping[str, float] = field(default_factory=dict)
+    """Reward stage to the share of the tries to score a sample that fail."""
     turns: Mapping[str, float] = field(default_factory=dict)
     """Generate stage to the mean seconds that its environment takes between two turns."""
     evaluations: bool = False
@@ -70,9 +73,10 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     total = warm_up + options.steps + lag  # pools that are ahead go on to the end of the last measured step
     clock = Clock()
     edges: dict[str, Edge] = {}
-    filters = filters_of(plan, options.keep, plan.seed if options.seed is None else options.seed)
-    world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters)
-    turns = turns_of(plan, options.turns, plan.seed if options.seed is None else options.seed)
+    seed = plan.seed if options.seed is None else options.seed
+    filters, calls = filters_of(plan, options.keep, seed), calls_of(plan, options.failing, seed)
+    world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters, calls)
+    turns = turns_of(plan, options.turns, seed)
     for stage in plan.stages:
         if isinstance(stage.op, Generate) and stage.phase == STEP:
             _serve(world, stage, options, turns.get(stage.id))
@@ -88,7 +92,7 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
         )
     saves = any(isinstance(i, SaveCheckpoint) and i.every for program in plan.programs for i in program.step)
     saving = saves and bool(durations.us.get(CHECKPOINT))
-    varies = options.draw is not None or options.evaluations or saving or bool(filters)
+    varies = options.draw is not None or options.evaluations or saving or bool(filters) or bool(calls)
     return result_of(world, warm_up, options.steps, repeats=not varies)
 
 

@@ -55,6 +55,13 @@ _BRACKETS = {"(": ")", "[": "]"}
     help="How many groups a `mixed_groups` stage keeps, such as kept=60%; for the others it samples further prompts.",
 )
 @click.option(
+    "--fail",
+    "failing",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="How many of the tries of a reward stage to score a sample fail, such as score=2%.",
+)
+@click.option(
     "--turn",
     "waits",
     multiple=True,
@@ -100,6 +107,7 @@ def simulate(
     stated: tuple[str, ...],
     headroom: int | None,
     kept: tuple[str, ...],
+    failing: tuple[str, ...],
     waits: tuple[str, ...],
     mtbf: float | None,
     restart: float,
@@ -133,7 +141,8 @@ def simulate(
         steps=steps,
         stated=dict(_stated(text) for text in stated),
         headroom=headroom,
-        keep=dict(_kept(text) for text in kept),
+        keep=dict(_share(text, "--keep") for text in kept),
+        failing=dict(_share(text, "--fail") for text in failing),
         turns=dict(_stated(text, "--turn") for text in waits),
         evaluations=evaluations,
     )
@@ -186,7 +195,7 @@ def _study(plan: Plan, asked: Asked, seeds: int, failures: Failures | None) -> S
     for seed in drawn:
         found = simulate(plan, replace(asked, seed=seed))
         results.append(found)
-        if not found.sampled and not asked.keep:
+        if not found.sampled and not asked.keep and not asked.failing:
             break  # other seeds would give the same
     if seeds and not results[0].sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
@@ -265,12 +274,12 @@ def _stated(text: str, option: str = "--stage") -> tuple[str, float]:
     return name.strip(), value
 
 
-def _kept(text: str) -> tuple[str, float]:
+def _share(text: str, option: str) -> tuple[str, float]:
     name, _, number = text.rpartition("=")
     try:
         share = float(number.strip().removesuffix("%")) / (100 if number.strip().endswith("%") else 1)
     except ValueError:
         share = 0.0
     if not name.strip() or not 0 < share <= 1:
-        raise click.UsageError(f"--keep {text}: write NAME=SHARE, with a share above 0 and at most 100%")
+        raise click.UsageError(f"{option} {text}: write NAME=SHARE, with a share above 0 and at most 100%")
     return name.strip(), share
