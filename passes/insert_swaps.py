@@ -133,7 +133,8 @@ def _stages(flow: Flow, pool: PoolSpec, costs: Costs, capacity: int, context: Pa
         if isinstance(node.op, Generate):
             smallest = costs.cost(node, memory_bytes=1)
             least = 0 if smallest is None else smallest.static.kv_cache
-        found.append(Placed(node, cost, least, merged=_merged(flow, node, costs)))
+        measured = replace(cost, seconds=cost.seconds * costs.factor(node, memory_bytes=capacity))
+        found.append(Placed(node, measured, least, merged=_merged(flow, node, costs)))
     return found
 
 

@@ -82,7 +82,7 @@ def _periods(
     found = []
     for candidate in candidates:
         schedule = _schedule(flow, candidate, setting, context)
-        trial = PassContext(schedule, context.cluster, [], context.shapes, context.architectures)
+        trial = PassContext(schedule, context.cluster, [], context.shapes, context.architectures, context.profile)
         try:
             whole = run_pipeline(flow, trial, after)
         except CompileError as error:

@@ -40,6 +40,7 @@ class Costs:
     """Pool or model to what is not known about it."""
     _machines: dict[str, Machine | None] = field(default_factory=dict)
     _models: dict[str, Dimensions | None] = field(default_factory=dict)
+    _factors: dict[tuple[str, str, int | None], float] = field(default_factory=dict)
 
     def machine(self, pool: PoolSpec) -> Machine | None:
         """The devices of a pool; None for CPUs, whose speed nobody states, and where a fact is missing."""
@@ -113,6 +114,20 @@ class Costs:
         )
         lora = self.adapters(name)
         return found if lora is None or role != "train" else _of_adapters(found, lora, layout)
+
+    def factor(self, node: Node, on: Machine | None = None, memory_bytes: int | None = None) -> float:
+        """What the seconds of `cost` are multiplied by, since the profile has measured the stage: see
+        `rlflow.passes.analysis.measured_costs`."""
+        if self.context.profile is None:
+            return 1.0
+        from rlflow.passes.analysis.measured_costs import measured_factor
+
+        if on is None and node.placement is not None:
+            on = self.machine(self.flow.pools[node.placement.pool])
+        key = (node.id, "" if on is None else on.device.name, memory_bytes)
+        if key not in self._factors:
+            self._factors[key] = 1.0 if on is None else measured_factor(self, node, on, memory_bytes)
+        return self._factors[key]
 
     def adapters(self, name: str) -> int | None:
         """Parameters of a model's adapters; None where all of its weights are trained."""

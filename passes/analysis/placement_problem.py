@@ -162,6 +162,8 @@ def _table(
         _, broken = layout_of(request, Home("", mesh.size, model, home_shape, training, accelerator=True))
         return not broken
 
+    scale = costs.factor(node, on, capacity)
+
     def cost(choice: LayoutChoice) -> tuple[float, int, int] | None:
         try:
             found = costs.cost(node, choice.layout, on, capacity)
@@ -170,7 +172,7 @@ def _table(
         if found is None:
             return None
         # What generation holds is not kept: its weights are laid out anew every step, its cache is emptied.
-        return found.seconds, 0 if sampling else found.static.resident, found.peak_bytes
+        return found.seconds * scale, 0 if sampling else found.static.resident, found.peak_bytes
 
     return stage_table(space, sizes, cost, capacity, mesh_class)
 
