@@ -26,7 +26,7 @@ GIVES = {
 ROWS = ("samples", "pairs")
 SIZES = {
     "hidden": (64, 64, 64, 48), "heads": (4, 8), "kv_heads": (2, 4), "intermediate": (64, 128), "layers": (1, 2), "n": (2, 4, 4, 1),
-    "turns": (1,), "context": (128, 256, 256, 256, 4), "keep": (1, 2), "max_new": (4, 4, 8), "limit": (4,), "minibatch": (4, 8, 3),
+    "turns": (1,), "context": (128, 256, 256, 256, 4), "keep": (1, 2), "max_new": (4, 4, 8), "mean_new": (2, 4), "limit": (4,), "minibatch": (4, 8, 3),
 }  # fmt: skip
 """Values of parameters that must fit each other; most do."""
 ALWAYS = frozenset({"n"})
