@@ -216,7 +216,15 @@ class Maker:
             if self._odd and self._chance.random() < self._share:
                 value = self._chance.choice(self._odd)
             out.append(given(parameter.name, value))
-        return out
+        return self._with_experts(out) if any(p.name == "experts" for p in signature.parameters) else out
+
+    def _with_experts(self, arguments: list[nodes.Argument]) -> list[nodes.Argument]:
+        """Experts where the architecture has them, mostly: else most programs would end with this error."""
+        if self._chance.random() < 0.05:
+            return arguments
+        words = [a.value.id for a in arguments if isinstance(a.value, nodes.Name) and a.name is not None]
+        kept = [a for a in arguments if a.name is None or a.name.text not in ("experts", "experts_per_token")]
+        return [*kept, given("experts", nodes.Number(4, AT))] if "qwen3_moe" in words else kept
 
     def _constant(self, parameter: Parameter, names: dict[str, str]) -> nodes.Expr | None:
         known = {"task": "chain_sum", "alphabet": "0123456789+-=. ", "function": "rewards:exact_match", "name": "qwen3_8b",
