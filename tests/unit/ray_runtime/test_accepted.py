@@ -64,7 +64,7 @@ flow f {{
     b = d.take(64 prompts)
     s = m.generate(b, n = 8, max_new = 16 tokens)
     x = r.logprobs(s)
-    m.train({kept}, advantages = group_normalize({score}), loss = ppo_clip(), optimizer = adamw(1e-6))
+    m.train({kept}, advantages = group_normalize({score}), loss = ppo_clip() + 0.01 * kl(k3), reference = x, optimizer = adamw(1e-6))
   }}
   allow m staleness <= 8 steps with truncated_is(2.0)
 }}
@@ -88,9 +88,7 @@ def stale(folder: Path, staleness: str = "1 step", trigger: str = "", refill: bo
     )
     if refill:
         text = text.replace("    x = r", "    kept = mixed_groups(s, e(s), refill = 2)\n    x = r")
-        text = text.replace("logprobs(s)", "logprobs(kept)").replace(
-            "kept, advantages", "kept, reference = x, advantages"
-        )
+        text = text.replace("logprobs(s)", "logprobs(kept)")
     file = folder / "f.rlflow"
     file.write_text(text, "utf-8")
     return driver.compile(file)
@@ -114,11 +112,10 @@ def test_batches_in_order_are_not(tmp_path: Path) -> None:
 
 
 def test_a_refill_stays_on_its_pool(tmp_path: Path) -> None:
+    plan = stale(tmp_path, refill=True)
+    assert plan.stage("kept").pool == "one", "where its samples are made"
+    refuse_unknown(plan)
+    moved = tuple(s.model_copy(update={"pool": "two"}) if s.id == "kept" else s for s in plan.stages)
     with pytest.raises(RunFailure, match="a refill of `kept` on pool `two` would run `s` again") as failure:
-        refuse_unknown(stale(tmp_path, refill=True))
-    assert failure.value.help[0] == "`place` it on `one`"
-    text = (tmp_path / "f.rlflow").read_text("utf-8")
-    (tmp_path / "f.rlflow").write_text(
-        text.replace("place m.generate on one", "place m.generate, kept on one"), "utf-8"
-    )
-    refuse_unknown(driver.compile(tmp_path / "f.rlflow"))
+        refuse_unknown(plan.model_copy(update={"stages": moved}))
+    assert failure.value.code == "RLF4003"
