@@ -2,8 +2,8 @@
 
 The plan says which box of which tensor goes where (`rlflow.reshard`); here boxes become slices of this rank's tensors,
 those for one peer are packed into one message per round, and every message says which version it is of and what its
-bytes sum to. Beside both layouts a rank holds one round's receive buffers and as much again for sending, together at
-most the plan's bucket.
+bytes sum to. Beside both layouts a rank holds one area for what a round receives and one for what it sends, together at
+most the plan's bucket; all rounds of a run use them in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rlflow.reshard.shards import Sharding
 
 _HEADER = 32
 """Bytes before the elements of a message: version, elements and checksum as int64, and 8 to stay aligned."""
+_ALIGNED = 8
+"""Messages start at multiples of this."""
 
 Tensors = Mapping[str, torch.Tensor]
 """Local tensors of one rank, by the names of the reshard."""
@@ -50,7 +52,7 @@ class _Step:
 
 @dataclass
 class Moved:
-    """Bytes of one execution on this rank."""
+    """Bytes of one execution on this rank: of elements, and the most that all its buffers had, headers included."""
 
     sent: int = 0
     received: int = 0
@@ -58,11 +60,32 @@ class Moved:
     peak_buffers: int = 0
 
 
+class _Area:
+    """Memory for messages of one direction, carved from the front."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.nbytes = size
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def has(self, size: int) -> bool:
+        return self._used + size <= self.nbytes
+
+    def take(self, size: int) -> torch.Tensor:
+        found = self._memory[self._used : self._used + size]
+        self._used += _aligned(size)
+        return found
+
+    def clear(self) -> None:
+        self._used = 0
+
+
 class ReshardLinks:
     """This rank's part of a reshard. Ranks of source and target call `run` in the same order, on either side once per
     version.
 
-    `device`: this rank's number among the plan's devices. `rank_of`: device to rank of `group`.
+    `device`: this rank's number among the plan's devices. `rank_of`: device to rank of `group`. `dtype`: of what is
+    sent, the narrower one of both sides. ReshardError for a bucket that does not hold a row and messages' headers.
     """
 
     def __init__(
@@ -77,16 +100,24 @@ class ReshardLinks:
     ) -> None:
         self._plan, self._device, self._rank_of, self._group = plan, device, rank_of, group
         self._dtype, self._torch_device = dtype, torch_device
+        self._element_bytes = int(dtype.itemsize)
         self._before = Sharding(plan.catalogue, plan.source.layout, plan.source.storage)
         self._after = Sharding(plan.catalogue, plan.target.layout, plan.target.storage)
         self._source_rank = _place(plan.source.devices, device)
         self._target_rank = _place(plan.target.devices, device)
         self._copies = [pair for transfer in plan.copies({device}) for pair in self._paired(transfer)]
         self._rounds: list[list[_Step]] = []
-        self._half = max(bucket_bytes // 2, 1)
         if plan.received_bytes:
-            buckets = plan_buckets(plan, bucket_bytes)
+            # Both ends of all pairs must cut the same rounds, so that nothing of this rank alone may count here.
+            peers = len({*plan.source.devices, *plan.target.devices}) - 1
+            headers = 2 * peers * (_HEADER + _ALIGNED)
+            buckets = plan_buckets(plan, bucket_bytes - headers)
             self._rounds = [self._steps(round_transfers(plan, units, {device})) for units in buckets.rounds]
+        steps = [step for steps in self._rounds for step in steps]
+        self._receive_bytes = max((self._together(step.receives) for step in steps), default=0)
+        messages = [self._size(pieces) for step in steps for pieces in step.sends.values()]
+        largest = max((self._together(step.sends) for step in steps), default=0)
+        self._send_bytes = max(min(largest, bucket_bytes // 2), *map(_aligned, messages), 0)
 
     @property
     def sends(self) -> bool:
@@ -108,67 +139,74 @@ class ReshardLinks:
                 for here, there in self._copies:
                     part = target[there.tensor][there.local]
                     part.copy_(source[here.tensor][here.local].reshape(part.shape))
-                    moved.copied += there.elements * self._dtype.itemsize
+                    moved.copied += there.elements * self._element_bytes
+            inward, outward = (_Area(size, self._torch_device) for size in (self._receive_bytes, self._send_bytes))
+            moved.peak_buffers = inward.nbytes + outward.nbytes
             for steps in self._rounds:
                 for step in steps:
-                    self._exchange(step, source, target, version, moved)
+                    self._exchange(step, source, target, version, moved, inward, outward)
         return moved
 
     # --- one step of one round ---------------------------------------------------------------------------------------
 
     def _exchange(
-        self, step: _Step, source: Tensors | None, target: Tensors | None, version: int, moved: Moved
+        self,
+        step: _Step,
+        source: Tensors | None,
+        target: Tensors | None,
+        version: int,
+        moved: Moved,
+        inward: _Area,
+        outward: _Area,
     ) -> None:
+        inward.clear()
+        outward.clear()
         waiting: list[tuple[int, torch.Tensor, dist.Work]] = []
-        held = 0
         for peer, pieces in step.receives.items():
-            buffer = self._buffer(pieces)
-            held += buffer.nbytes
-            waiting.append((peer, buffer, self._irecv(buffer, peer)))
+            message = inward.take(self._size(pieces))
+            waiting.append((peer, message, self._irecv(message, peer)))
         sending: list[dist.Work] = []
-        sent = 0
         for peer, pieces in step.sends.items():
             tensors = target if step.forwarded else source
             assert tensors is not None, "a rank that sends has the tensors"
-            buffer = self._packed(pieces, tensors, version)
-            if sending and sent + buffer.nbytes > self._half:
+            if not outward.has(self._size(pieces)):
                 # Receivers have posted everything of this step, so what is on its way arrives.
                 for work in sending:
                     work.wait()
-                sending, sent = [], 0
-            sent += buffer.nbytes
-            moved.peak_buffers = max(moved.peak_buffers, held + sent)
-            moved.sent += buffer.nbytes - _HEADER
-            sending.append(self._isend(buffer, peer))
-        moved.peak_buffers = max(moved.peak_buffers, held + sent)
-        for peer, buffer, work in waiting:
+                sending = []
+                outward.clear()
+            message = outward.take(self._size(pieces))
+            self._pack(pieces, message, tensors, version)
+            sending.append(self._isend(message, peer))
+            moved.sent += message.nbytes - _HEADER
+        for peer, message, work in waiting:
             work.wait()
             assert target is not None, "a rank that receives has the tensors"
-            self._unpack(step.receives[peer], buffer, target, version, peer)
-            moved.received += buffer.nbytes - _HEADER
+            self._unpack(step.receives[peer], message, target, version, peer)
+            moved.received += message.nbytes - _HEADER
         for work in sending:
             work.wait()
 
-    def _buffer(self, pieces: list[_Piece]) -> torch.Tensor:
-        elements = sum(piece.elements for piece in pieces)
-        size = _HEADER + elements * self._dtype.itemsize
-        return torch.empty(size + -size % 8, dtype=torch.uint8, device=self._torch_device)[:size]
+    def _size(self, pieces: list[_Piece]) -> int:
+        """Bytes of a message."""
+        return _HEADER + sum(piece.elements for piece in pieces) * self._element_bytes
 
-    def _packed(self, pieces: list[_Piece], tensors: Tensors, version: int) -> torch.Tensor:
-        buffer = self._buffer(pieces)
-        body = buffer[_HEADER:].view(self._dtype)
+    def _together(self, messages: Mapping[int, list[_Piece]]) -> int:
+        """Bytes of the messages of a step in an area."""
+        return sum(_aligned(self._size(pieces)) for pieces in messages.values())
+
+    def _pack(self, pieces: list[_Piece], message: torch.Tensor, tensors: Tensors, version: int) -> None:
+        body = message[_HEADER:].view(self._dtype)
         first = 0
         for piece in pieces:
             part = body[first : first + piece.elements]
             part.view(piece.shape).copy_(tensors[piece.tensor][piece.local].reshape(piece.shape))
             first += piece.elements
-        header = buffer[:_HEADER].view(torch.int64)
-        header[0], header[1], header[2] = version, first, _checksum(body)
-        return buffer
+        message[:_HEADER].view(torch.int64).copy_(torch.tensor([version, first, _checksum(body), 0]))
 
-    def _unpack(self, pieces: list[_Piece], buffer: torch.Tensor, tensors: Tensors, version: int, peer: int) -> None:
-        body = buffer[_HEADER:].view(self._dtype)
-        was, elements, checksum = buffer[:_HEADER].view(torch.int64)[:3].tolist()
+    def _unpack(self, pieces: list[_Piece], message: torch.Tensor, tensors: Tensors, version: int, peer: int) -> None:
+        body = message[_HEADER:].view(self._dtype)
+        was, elements, checksum = message[:_HEADER].view(torch.int64)[:3].tolist()
         if was != version:
             raise RunFailure(
                 "RLF5018",
@@ -247,8 +285,15 @@ def _place(devices: tuple[int, ...], device: int) -> int | None:
     return devices.index(device) if device in devices else None
 
 
+def _aligned(size: int) -> int:
+    return size + -size % _ALIGNED
+
+
 def _checksum(body: torch.Tensor) -> int:
-    """Sum of the bytes as int32 words, which a changed or missing word changes; cheap beside sending them."""
-    size = body.nbytes - body.nbytes % 4
+    """Sum of the bytes as int64 words, which a changed or missing word changes; cheap beside sending them.
+
+    Words of the type that is summed: torch would otherwise convert all of them first, in memory that no cap knows of.
+    """
     raw = body.view(torch.uint8)
-    return int(raw[:size].view(torch.int32).sum(dtype=torch.int64)) + int(raw[size:].sum(dtype=torch.int64))
+    size = raw.nbytes - raw.nbytes % 8
+    return int(raw[:size].view(torch.int64).sum() + raw[size:].sum(dtype=torch.int64))
