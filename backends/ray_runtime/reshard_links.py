@@ -2,8 +2,8 @@
 
 The plan says which box of which tensor goes where (`rlflow.reshard`); here boxes become slices of this rank's tensors,
 those for one peer are packed into one message per round, and every message says which version it is of and what its
-bytes sum to. Beside both layouts a rank holds one area for what a round receives and one for what it sends, together at
-most the plan's bucket; all rounds of a run use them in turn.
+bytes sum to. Beside both layouts a rank holds two areas for what it receives and two for what it sends, together at
+most the plan's bucket. All rounds of a run use them in turn: the next one is on its way while one is unpacked.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _HEADER = 32
 """Bytes before the elements of a message: version, elements and checksum as int64, and 8 to stay aligned."""
 _ALIGNED = 8
 """Messages start at multiples of this."""
+_AREAS = 2
+"""For either direction: while one is on its way, the other is packed or unpacked."""
 
 Tensors = Mapping[str, torch.Tensor]
 """Local tensors of one rank, by the names of the reshard."""
@@ -61,10 +63,12 @@ class Moved:
 
 
 class _Area:
-    """Memory for messages of one direction, carved from the front."""
+    """Memory for messages of one direction, carved from the front, and the messages in it that are on their way."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.nbytes = size
+        self.moving: list[tuple[int, torch.Tensor, dist.Work]] = []
+        """(peer, message, its transfer)."""
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._used = 0
 
@@ -76,8 +80,16 @@ class _Area:
         self._used += _aligned(size)
         return found
 
-    def clear(self) -> None:
-        self._used = 0
+    def arrived(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(peer, message), each when it has moved; afterwards the area is free."""
+        for peer, message, work in self.moving:
+            work.wait()
+            yield peer, message
+        self.moving, self._used = [], 0
+
+    def settle(self) -> None:
+        for _ in self.arrived():
+            pass
 
 
 class ReshardLinks:
@@ -106,18 +118,18 @@ class ReshardLinks:
         self._source_rank = _place(plan.source.devices, device)
         self._target_rank = _place(plan.target.devices, device)
         self._copies = [pair for transfer in plan.copies({device}) for pair in self._paired(transfer)]
-        self._rounds: list[list[_Step]] = []
+        self._steps: list[_Step] = []
         if plan.received_bytes:
             # Both ends of all pairs must cut the same rounds, so that nothing of this rank alone may count here.
             peers = len({*plan.source.devices, *plan.target.devices}) - 1
             headers = 2 * peers * (_HEADER + _ALIGNED)
-            buckets = plan_buckets(plan, bucket_bytes - headers)
-            self._rounds = [self._steps(round_transfers(plan, units, {device})) for units in buckets.rounds]
-        steps = [step for steps in self._rounds for step in steps]
-        self._receive_bytes = max((self._together(step.receives) for step in steps), default=0)
-        messages = [self._size(pieces) for step in steps for pieces in step.sends.values()]
-        largest = max((self._together(step.sends) for step in steps), default=0)
-        self._send_bytes = max(min(largest, bucket_bytes // 2), *map(_aligned, messages), 0)
+            buckets = plan_buckets(plan, bucket_bytes // _AREAS - headers)
+            for units in buckets.rounds:
+                self._steps += self._steps_of(round_transfers(plan, units, {device}))
+        messages = [self._size(pieces) for step in self._steps for pieces in step.sends.values()]
+        largest = max((self._together(step.sends) for step in self._steps), default=0)
+        self._send_bytes = max(min(largest, bucket_bytes // (2 * _AREAS)), *map(_aligned, messages), 0)
+        self._receive_bytes = max((self._together(step.receives) for step in self._steps), default=0)
 
     @property
     def sends(self) -> bool:
@@ -134,58 +146,51 @@ class ReshardLinks:
         RunFailure RLF5018 for a message of another version or of other bytes than were sent.
         """
         moved = Moved()
+        areas = min(_AREAS, len(self._steps))
+        inward = [_Area(self._receive_bytes, self._torch_device) for _ in range(areas)]
+        outward = [_Area(self._send_bytes, self._torch_device) for _ in range(areas)]
+        moved.peak_buffers = sum(area.nbytes for area in (*inward, *outward))
         with torch.no_grad():
+            for step in self._steps[:1]:
+                self._post(step, inward[0])
             if source is not None and target is not None:
-                for here, there in self._copies:
-                    part = target[there.tensor][there.local]
-                    part.copy_(source[here.tensor][here.local].reshape(part.shape))
-                    moved.copied += there.elements * self._element_bytes
-            inward, outward = (_Area(size, self._torch_device) for size in (self._receive_bytes, self._send_bytes))
-            moved.peak_buffers = inward.nbytes + outward.nbytes
-            for steps in self._rounds:
-                for step in steps:
-                    self._exchange(step, source, target, version, moved, inward, outward)
+                self._copy(source, target, moved)
+            for number, step in enumerate(self._steps):
+                if number + 1 < len(self._steps):
+                    self._post(self._steps[number + 1], inward[(number + 1) % areas])
+                self._send(step, target if step.forwarded else source, version, moved, outward[number % areas])
+                for peer, message in inward[number % areas].arrived():
+                    assert target is not None, "a rank that receives has the tensors"
+                    self._unpack(step.receives[peer], message, target, version, peer)
+                    moved.received += message.nbytes - _HEADER
+            for area in outward:
+                area.settle()
         return moved
+
+    def _copy(self, source: Tensors, target: Tensors, moved: Moved) -> None:
+        for here, there in self._copies:
+            part = target[there.tensor][there.local]
+            part.copy_(source[here.tensor][here.local].reshape(part.shape))
+            moved.copied += there.elements * self._element_bytes
 
     # --- one step of one round ---------------------------------------------------------------------------------------
 
-    def _exchange(
-        self,
-        step: _Step,
-        source: Tensors | None,
-        target: Tensors | None,
-        version: int,
-        moved: Moved,
-        inward: _Area,
-        outward: _Area,
-    ) -> None:
-        inward.clear()
-        outward.clear()
-        waiting: list[tuple[int, torch.Tensor, dist.Work]] = []
+    def _post(self, step: _Step, area: _Area) -> None:
         for peer, pieces in step.receives.items():
-            message = inward.take(self._size(pieces))
-            waiting.append((peer, message, self._irecv(message, peer)))
-        sending: list[dist.Work] = []
+            message = area.take(self._size(pieces))
+            area.moving.append((peer, message, self._irecv(message, peer)))
+
+    def _send(self, step: _Step, tensors: Tensors | None, version: int, moved: Moved, area: _Area) -> None:
+        area.settle()
         for peer, pieces in step.sends.items():
-            tensors = target if step.forwarded else source
             assert tensors is not None, "a rank that sends has the tensors"
-            if not outward.has(self._size(pieces)):
-                # Receivers have posted everything of this step, so what is on its way arrives.
-                for work in sending:
-                    work.wait()
-                sending = []
-                outward.clear()
-            message = outward.take(self._size(pieces))
+            if not area.has(self._size(pieces)):
+                # Receivers have posted everything of this step, or will without this rank: what is on its way arrives.
+                area.settle()
+            message = area.take(self._size(pieces))
             self._pack(pieces, message, tensors, version)
-            sending.append(self._isend(message, peer))
+            area.moving.append((peer, message, self._isend(message, peer)))
             moved.sent += message.nbytes - _HEADER
-        for peer, message, work in waiting:
-            work.wait()
-            assert target is not None, "a rank that receives has the tensors"
-            self._unpack(step.receives[peer], message, target, version, peer)
-            moved.received += message.nbytes - _HEADER
-        for work in sending:
-            work.wait()
 
     def _size(self, pieces: list[_Piece]) -> int:
         """Bytes of a message."""
@@ -236,7 +241,7 @@ class ReshardLinks:
 
     # --- from boxes to slices ----------------------------------------------------------------------------------------
 
-    def _steps(self, transfers: Iterable[Transfer]) -> list[_Step]:
+    def _steps_of(self, transfers: Iterable[Transfer]) -> list[_Step]:
         """By step; within a message pieces are in the order of the plan on both sides."""
         found: dict[int, _Step] = {}
         for transfer in transfers:
