@@ -291,6 +291,27 @@ class Trainer:
         self._pending_state = state["optimizer"]
         self._optimizer = None
 
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def moments(self) -> list[torch.Tensor]:
+        """AdamW's, live; none before the first update."""
+        states = {} if self._optimizer is None else self._optimizer.state
+        return [tensor for state in states.values() for tensor in state.values() if tensor.dim()]
+
+    def moved_tensors(self) -> list[torch.Tensor]:
+        """What the optimizer moves: the weights, or with ZeRO parts of copies of them."""
+        return list(self._parts.updates.moved)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those that there are now."""
+        updates = self._parts.updates
+        every = (*updates.leaves, *updates.moved)
+        return [parameter.grad for parameter in every if parameter.grad is not None]
+
+    def drop_gradients(self) -> None:
+        """Free them; the next update makes its own."""
+        self._parts.updates.begin()
+
     # --- weights --------------------------------------------------------------------------------------------------
 
     @property
