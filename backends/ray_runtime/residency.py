@@ -58,12 +58,12 @@ class Residency:
             if isinstance(instruction, MoveObject):
                 sign = -1 if instruction.kind == "onload" else 1
                 away[instruction.object] = max(0, away.get(instruction.object, 0) + sign * instruction.bytes)
-            elif isinstance(instruction, ReshardWeights):
+                continue
+            if isinstance(instruction, ReshardWeights):
                 away |= {held.name: 0 for held in self._written(instruction)}
-            elif isinstance(instruction, RunStage | PublishWeights):
-                for held in self._needed(instruction):
-                    if away.get(held.name):
-                        raise self._missing(instruction, held)
+            for held in self._needed(instruction):
+                if away.get(held.name):
+                    raise self._missing(instruction, held, away[held.name])
 
     # --- instructions ------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Residency:
                 held.arrive()
         for held in self._needed(instruction):
             if held.away_bytes:
-                raise self._missing(instruction, held)
+                raise self._missing(instruction, held, held.away_bytes)
             held.arrive()
 
     def after(self, instruction: Instruction, step: int, metrics: StepMetrics) -> None:
@@ -162,6 +162,9 @@ class Residency:
     def _needed(self, instruction: Instruction) -> list[Held]:
         if isinstance(instruction, PublishWeights):
             return self._table.read(instruction.model, by_engine=False)
+        if isinstance(instruction, ReshardWeights):
+            trained_here = self._state.trains(instruction.model)
+            return self._table.read(instruction.model, by_engine=False) if trained_here else []
         stage = self._stage(instruction)
         model = None if stage is None else getattr(stage.op, "model", None)
         if stage is None or model not in self._state.models:
@@ -192,11 +195,11 @@ class Residency:
                     return channel.reading.of_step(step + 1) <= channel.version
         return False
 
-    def _missing(self, instruction: Instruction, held: Held) -> RunFailure:
+    def _missing(self, instruction: Instruction, held: Held, away: int) -> RunFailure:
         stage = getattr(instruction, "stage", "") or instruction.id
         return RunFailure(
             "RLF5033",
             f"`{stage}` needs `{held.name}`, which is not on the devices of pool `{self._state.pool}`",
-            notes=(f"{held.away_bytes or held.bytes} of its {held.bytes} bytes are away by the plan",),
+            notes=(f"{away} of its {held.bytes} bytes are away by the plan",),
             help=("compile the plan anew", "or set `swap = false` on the pool"),
         )
