@@ -294,7 +294,7 @@ class RankState:
             loaded.model.to(self.device.torch_device)
             serve(loaded.model)
         if any(memory.pool == self.pool for memory in self.plan.memory):
-            own_memory(loaded.model)
+            own_memory(loaded.model.parameters())
         return loaded
 
     def _compute(self, name: str) -> Literal["fp32", "bf16"]:

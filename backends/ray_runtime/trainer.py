@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.devices.swap import own_memory
 from rlflow.backends.ray_runtime.forward import Spread
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
@@ -278,6 +279,7 @@ class Trainer:
             )
             if self._pending_state is not None:
                 self._optimizer.load_state_dict(self._pending_state)
+                own_memory(self.moments())  # what torch.load read lies in memory that swapping cannot give back
                 self._pending_state = None
         return self._optimizer
 

@@ -20,20 +20,19 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def own_memory(model: torch.nn.Module) -> None:
-    """Give parameters memory that can be given back: a file that is mapped, or what numpy has looked at, cannot be."""
+def own_memory(tensors: Iterable[torch.Tensor]) -> None:
+    """Give tensors memory that can be given back: that of a file, or what numpy has looked at, cannot be. `tensors` are
+    all that look at it; they keep what they share among each other."""
     moved: dict[int, torch.Tensor] = {}
-    for parameter in model.parameters():
-        storage = parameter.untyped_storage()
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
         if storage.resizable():
             continue
         if storage._cdata not in moved:
             moved[storage._cdata] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
-        copy = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-        copy.set_(
-            moved[storage._cdata].untyped_storage(), parameter.storage_offset(), parameter.shape, parameter.stride()
-        )
-        parameter.data = copy
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(moved[storage._cdata].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor.data = copy
 
 
 class Swap:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.residency import Residency
@@ -153,6 +154,24 @@ def test_evaluations_find_what_they_need_and_change_nothing(compiled: Compiled, 
     assert interpreter.residency is not None
     with interpreter.residency.trained():
         assert all(p.untyped_storage().nbytes() for p in with_evaluations.models["actor"].trainer.moments())  # type: ignore[union-attr]
+
+
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(compiled: Compiled, tmp_path: Path) -> None:
+    """The optimizer comes from a file, whose memory cannot be given back as it is."""
+    plan = compiled(TIGHT)
+    whole = losses(run(loaded(plan, tmp_path))[1])
+    first = loaded(plan, tmp_path)
+    interpreter, _ = run(first, steps=1)
+    assert interpreter.residency is not None
+    with interpreter.residency.trained():
+        save_checkpoint(first, tmp_path / "checkpoints", 1)
+    second = loaded(plan, tmp_path)
+    load_checkpoint(second, tmp_path / "checkpoints", 1)
+    goes_on, later = Interpreter(second, lambda step: None), []
+    for step in (2, 3):
+        later.append(StepMetrics(plan, "main", 0))
+        goes_on.run(plan.programs[0].step, step, later[-1])
+    assert losses(later) == whole[1:]
 
 
 def test_a_stage_without_its_object_is_refused_before_the_first_step(compiled: Compiled, tmp_path: Path) -> None:
