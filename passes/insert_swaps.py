@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-from rlflow.amounts import gib, whole_us
+from rlflow.amounts import GIB, gib, size, whole_us
 from rlflow.diagnostics import Span
 from rlflow.ir.decisions import Decision, Memory, MemoryPhase, Reshard, Swap
 from rlflow.ir.flow import STEP, Flow, Node, PoolSpec, Stage, reads_model
@@ -35,7 +35,7 @@ class InsertSwaps(Pass):
     uses, at the least cost of copying and rebuilding; caches of keys and values take what generation leaves them. Where
     a reshard cannot have both layouts on a device, and where the schedule says so, it is done in place. What cannot fit
     even so is an error that names the stage, both numbers and what is needed at once. Pools whose devices or models are
-    not known in bytes are left alone.
+    not known in bytes are left alone; a pool of CPUs is known where the schedule states its `memory`.
     """
 
     name: ClassVar[str] = "insert-swaps"
@@ -43,16 +43,22 @@ class InsertSwaps(Pass):
     ensures: ClassVar[Stage] = Stage.SCHEDULED
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
-        accelerators = [pool for pool in flow.pools.values() if pool.device not in ("cpu", "functions")]
-        if not accelerators:
+        planned = [pool for pool in flow.pools.values() if _has_limit(pool, context)]
+        if not planned:
             return flow
         from rlflow.passes.analysis.costs import Costs
 
         costs = Costs(flow, context)
-        for pool in accelerators:
+        for pool in planned:
             flow, decided = _plan_pool(flow, pool, costs, context)
             flow = replace(flow, decisions=(*flow.decisions, *decided))
         return flow
+
+
+def _has_limit(pool: PoolSpec, context: PassContext) -> bool:
+    if pool.device == "functions":
+        return False
+    return pool.device != "cpu" or any(r.name == pool.name and r.memory_bytes for r in context.schedule.pools)
 
 
 def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -> tuple[Flow, list[Decision]]:
@@ -80,7 +86,7 @@ def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -
             residents = [replace(resident, needed=frozenset(p.name for p in period.phases)) for resident in residents]
         found = plan_swaps(residents, period, device)
         if not isinstance(found, Infeasible):
-            return flow, [*choices, *_decisions(flow, pool, found, residents, period, device, costs)]
+            return flow, [*choices, *_decisions(flow, pool, found, residents, period, device, costs, context)]
         other = next_in_place(flow, pool, found, swapping, costs)
         beside = beside or found
         if other is None or isinstance(other, str):
@@ -93,10 +99,11 @@ def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -
 def _device(pool: PoolSpec, costs: Costs, context: PassContext) -> Device | None:
     """Memory and host link of one device of the pool; None where they are not known."""
     from rlflow.cost.errors import UnknownFactError
+    from rlflow.passes.analysis.cpu_memory import machine_of
     from rlflow.passes.analysis.fit import usable_bytes
     from rlflow.passes.analysis.memory.objects import Device
 
-    machine = costs.machine(pool)
+    machine = machine_of(pool, costs, context)
     if machine is None:
         return None
     hosts = {host.name: host for host in context.cluster.hosts}
@@ -115,15 +122,17 @@ def _device(pool: PoolSpec, costs: Costs, context: PassContext) -> Device | None
 def _stages(flow: Flow, pool: PoolSpec, costs: Costs, capacity: int, context: PassContext) -> list[Placed]:
     """The model stages of the pool in their order. Empty, where something about one of them is not known."""
     from rlflow.cost.errors import CostError
+    from rlflow.passes.analysis.cpu_memory import machine_of
     from rlflow.passes.analysis.residents import Placed
 
+    on = machine_of(pool, costs, context)
     found: list[Placed] = []
     nodes = sorted(flow.phase_nodes(STEP), key=lambda node: node.slot or 0)
     for node in nodes:
         if node.placement is None or node.placement.pool != pool.name or node.placement.layout is None:
             continue
         try:
-            cost = costs.cost(node, memory_bytes=capacity)
+            cost = costs.cost(node, on=on, memory_bytes=capacity)
         except CostError as error:
             context.error("RLF2001", f"`{node.id}` cannot be laid out: {error}", node.span)
             return []
@@ -131,7 +140,7 @@ def _stages(flow: Flow, pool: PoolSpec, costs: Costs, capacity: int, context: Pa
             return []
         least = 0
         if isinstance(node.op, Generate):
-            smallest = costs.cost(node, memory_bytes=1)
+            smallest = costs.cost(node, on=on, memory_bytes=1)
             least = 0 if smallest is None else smallest.static.kv_cache
         measured = replace(cost, seconds=cost.seconds * costs.factor(node, memory_bytes=capacity))
         found.append(Placed(node, measured, least, merged=_merged(flow, node, costs)))
@@ -240,14 +249,15 @@ def _report(
 ) -> None:
     """One error: the stage, both numbers, the largest objects, and what would help."""
     span = _span(flow, found.phase)
-    listed = ", ".join(f"{name} {gib(size)}" for name, size in found.holders[:5])
+    amount = gib if found.capacity_bytes >= GIB else size  # pools of CPUs for a test may have a few MiB
+    listed = ", ".join(f"{name} {amount(held)}" for name, held in found.holders[:5])
     more = len(found.holders) - 5
     where = f"a device of pool `{pool.name}`"
-    subject = f"`{found.phase}` needs {gib(found.needed_bytes)} on {where}, which has {gib(found.capacity_bytes)}"
+    subject = f"`{found.phase}` needs {amount(found.needed_bytes)} on {where}, which has {amount(found.capacity_bytes)}"
     if found.resource == "host":
         subject = (
-            f"swapping for pool `{pool.name}` needs {gib(found.needed_bytes)} of host memory for each device, and "
-            f"there are {gib(found.capacity_bytes)}"
+            f"swapping for pool `{pool.name}` needs {amount(found.needed_bytes)} of host memory for each device, and "
+            f"there are {amount(found.capacity_bytes)}"
         )
     notes = [
         f"{'at once' if swapping else 'all the time, since swapping is off'}: {listed}"
@@ -290,10 +300,12 @@ def _decisions(
     period: Period,
     device: Device,
     costs: Costs,
+    context: PassContext,
 ) -> list[Decision]:
+    from rlflow.passes.analysis.cpu_memory import machine_of
     from rlflow.passes.analysis.residents import is_transient
 
-    machine = costs.machine(pool)
+    machine = machine_of(pool, costs, context)
     assert machine is not None
     names = {resident.name: resident for resident in residents}
     standing = sum(resident.bytes for resident in residents if not is_transient(resident))

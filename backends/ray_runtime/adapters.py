@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlflow.backends.ray_runtime.data_sources import package
+from rlflow.backends.ray_runtime.devices.swap import host_copy
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Lora
 
@@ -116,7 +117,7 @@ class Adapters:
         if not self._digest:
             digest = hashlib.sha256()
             for parameter in self.base.parameters():
-                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+                digest.update(host_copy(parameter).view(torch.uint8).numpy())
             self._digest = digest.hexdigest()
         return self._digest
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.checkpoint_folder import LATEST, STATE, checkpoint_path, older_hint
+from rlflow.backends.ray_runtime.devices.swap import host_copy
 from rlflow.backends.ray_runtime.models import load_weights, save_model
 from rlflow.backends.ray_runtime.sharded_checkpoint import is_sharded, load_engine, load_sharded, save_sharded
 from rlflow.backends.ray_runtime.state import ModelState, RankState
@@ -211,7 +212,7 @@ def weights_digest(state: RankState) -> str:
         model = state.models.get(declared.name)
         if model is not None and state.trains(declared.name) and not is_sharded(model):
             for parameter in model.loaded.model.parameters():
-                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+                digest.update(host_copy(parameter).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

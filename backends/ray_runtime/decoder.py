@@ -106,6 +106,9 @@ class DenseDecoder:
         parameters = sum(p.numel() * p.element_size() for p in model.parameters())
         self.fuse = parameters <= _FUSE_LIMIT_BYTES
         self.parked: WeakSet[Parked] = WeakSet()
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.cache_peak = 0
         self.drop()
         self.refresh()
 
@@ -132,8 +135,8 @@ class DenseDecoder:
         )
 
     def drop(self) -> None:
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
+        self._note()
+        self.keys, self.values = [], []
         self.views: list[_View] = []
         self.tables: list[tuple[_Table, _Table]] = []
         self.bias: torch.Tensor | None = None
@@ -150,6 +153,10 @@ class DenseDecoder:
     def cache_bytes(self) -> int:
         parked = [tensor for part in self.parked for tensor in (*part.keys, *part.values)]
         return bytes_of((*self.keys, *self.values, *parked))
+
+    def _note(self) -> None:
+        """Before rows leave: between two such moments the cache only grows."""
+        self.cache_peak = max(self.cache_peak, self.cache_bytes())
 
     def _joined(self, parts: list[nn.Linear]) -> list[_Affine]:
         # One matrix product instead of three is a tenth of a small model's step. It costs a copy of these weights,
@@ -173,6 +180,7 @@ class DenseDecoder:
         whole = [[tensor[:, :, : self.length] for tensor in tensors] for tensors in (self.keys, self.values)]
         part = Parked(whole[0], whole[1], self.pads).select(rows)
         self.parked.add(part)
+        self._note()
         return part
 
     def resume(
@@ -205,6 +213,7 @@ class DenseDecoder:
         hidden = self.body(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -1]
+        self._note()
         width: int = cache.layers[0].keys.shape[2]
         self.length = self.capacity = width
         self.total = width + max_new
@@ -238,6 +247,7 @@ class DenseDecoder:
             self.tables.append(pair if self.padded else (pair[0].unbind(0), pair[1].unbind(0)))
 
     def select(self, rows: torch.Tensor) -> None:
+        self._note()
         if self.capacity == self.length:
             self._grow(rows)
             return

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.backends.ray_runtime.devices.swap import host_copy
 from rlflow.backends.ray_runtime.environment_worker import Environments
 from rlflow.ir.ops import Generate
 
@@ -169,8 +170,7 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach()
+        tensor = host_copy(tensors[name])
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.contiguous().reshape(-1).cpu()
-        digest.update(flat.view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

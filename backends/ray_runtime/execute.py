@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from rlflow.backends.ray_runtime.batch import Share
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.pool_edges import PoolEdges, rows_root
+from rlflow.backends.ray_runtime.residency import residency_of
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
 from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value
 from rlflow.backends.ray_runtime.state import RankState
@@ -19,6 +21,7 @@ from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Take
 from rlflow.plan import (
     Instruction,
+    MoveObject,
     PublishWeights,
     PutRows,
     ReshardWeights,
@@ -42,6 +45,8 @@ class Interpreter:
         self._step = next(p for p in state.plan.programs if p.pool == state.pool).step
         self._frame = Frame()
         self._last_reader = _last_readers(state)
+        self.residency = residency_of(state)
+        """None for a pool whose memory the plan does not know: everything is on the device all the time."""
 
     @property
     def _values(self) -> dict[str, Value]:
@@ -50,7 +55,11 @@ class Interpreter:
     def run(self, instructions: Sequence[Instruction], step: int, metrics: StepMetrics) -> None:
         """One pass over the list. Raises RunFailure naming the stage; any other exception becomes RLF5006."""
         self._frame = Frame()
-        self._execute(instructions, instructions, step, metrics)
+        with self._outside(instructions if instructions is not self._step else ()):
+            self._execute(instructions, instructions, step, metrics)
+
+    def _outside(self, instructions: Sequence[Instruction]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.residency is None else self.residency.outside(instructions)
 
     def _execute(
         self, instructions: Sequence[Instruction], whole: Sequence[Instruction], step: int, metrics: StepMetrics
@@ -61,6 +70,8 @@ class Interpreter:
             stage_id = getattr(instruction, "stage", "")
             tokens: int | None = None
             try:
+                if self.residency is not None:
+                    self.residency.before(instruction)
                 if isinstance(instruction, TakeRows) and instruction.queue:
                     self._edges.take(instruction, self._frame)
                 elif isinstance(instruction, TakeRows):
@@ -75,6 +86,8 @@ class Interpreter:
                     self._call(WAIT, self._stages[stage_id], whole, step, metrics)
                 elif isinstance(instruction, PublishWeights):
                     self._publish(instruction.model)
+                elif isinstance(instruction, MoveObject):
+                    self._move(instruction, step)
                 elif isinstance(instruction, SaveCheckpoint):
                     if not (instruction.every and step % instruction.every == 0):
                         continue
@@ -84,6 +97,8 @@ class Interpreter:
             except Exception as error:
                 raise stage_failed(stage_id or instruction.id, error) from error
             metrics.instruction(instruction, step, started, time.time(), self._version(stage_id), tokens)
+            if self.residency is not None:
+                self.residency.after(instruction, step, metrics)
             if not isinstance(instruction, WaitStage):
                 for value in self._last_reader.get(instruction.id, ()):
                     self._frame.drop(value)  # memory is freed after the last reader
@@ -134,10 +149,18 @@ class Interpreter:
         needed = [i for i in whole if isinstance(i, TakeRows | RunStage | WaitStage) and i.stage in wanted]
         outer, self._frame = self._frame, Frame()
         try:
-            self._execute(needed, whole, step, metrics)
+            with self._outside(needed):
+                self._execute(needed, whole, step, metrics)
             return self._frame
         finally:
             self._frame = outer
+
+    def _move(self, instruction: MoveObject, step: int) -> None:
+        if self.residency is None:
+            raise RunFailure(
+                "RLF5033", f"the plan moves `{instruction.object}` and has no table of memory for the pool"
+            )
+        self.residency.move(instruction, step)
 
     def _publish(self, model: str) -> None:
         self._state.publish(model)

@@ -71,6 +71,9 @@ class Decoder(Protocol):
     def refresh(self) -> None:
         """Read the model's weights anew."""
 
+    cache_peak: int
+    """The most bytes of keys and values since the caller set it to 0."""
+
     def drop(self) -> None:
         """Free the cache, that of parked rows too: what comes next is a `prefill`, or a `resume` that reads anew."""
 
@@ -111,12 +114,18 @@ class GenericDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.cache: DynamicCache | None = None
+        self.cache_peak = 0
 
     def refresh(self) -> None:
         pass
 
     def drop(self) -> None:
+        self._note()
         self.cache = None
+
+    def _note(self) -> None:
+        """Before rows leave: between two such moments the cache only grows."""
+        self.cache_peak = max(self.cache_peak, self.cache_bytes())
 
     def drop_weights(self) -> None:
         pass
@@ -132,11 +141,13 @@ class GenericDecoder:
         width = ids.shape[1]
         self.mask = (torch.arange(width, device=ids.device) >= (width - lengths)[:, None]).long()
         self.positions = lengths.clone()
+        self._note()
         self.cache = DynamicCache(config=self.model.config)
         return self._forward(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))
 
     def select(self, rows: torch.Tensor) -> None:
         assert self.cache is not None
+        self._note()
         # reorder_cache rather than batch_select_indices: every kind of cache layer has it.
         self.cache.reorder_cache(rows)
         self.mask, self.positions = self.mask[rows], self.positions[rows]

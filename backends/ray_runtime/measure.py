@@ -100,6 +100,10 @@ class StepMetrics:
             event["tokens"] = tokens
         self.events.append(event)
 
+    def resident(self, device_bytes: int, planned_bytes: int, host_bytes: int) -> None:
+        """What a device holds after the instruction that was reported last, and what the plan has there."""
+        self.events[-1] |= {"device_bytes": device_bytes, "planned_bytes": planned_bytes, "host_bytes": host_bytes}
+
     def samples(self, samples: Batch, stage: str = "") -> None:
         """What a generate stage gave. Of several in a step the first has verl's names, the others their own before."""
         name = self._own("samples", stage)

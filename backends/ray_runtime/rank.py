@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -209,6 +210,12 @@ class Rank:
 
         `merged`: with the weights that adapters amount to, for people to take away.
         """
+        assert self._interpreter is not None
+        residency = self._interpreter.residency
+        with contextlib.nullcontext() if residency is None else residency.trained():
+            self._write(step, merged)
+
+    def _write(self, step: int, merged: bool) -> None:
         if self._state.group is not None:
             digests: list[str] = [""] * self._state.world
             dist.all_gather_object(digests, weights_digest(self._state), group=self._state.group)

@@ -79,8 +79,11 @@ class RolloutEngine:
         self.loaded = self._weights.loaded
         self._model = self._weights.model
         self._decoder = make_decoder(self._model)
+        self._released = False
         self._replica = Replica(mesh, self._model.device, timedelta(seconds=wait_seconds))
         self._gate = Gate(self._replica, wait_seconds)
+        self.cache_limit_bytes: int | None = None
+        """What keys and values may take: fewer samples are decoded at once where they would take more, at least one."""
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -145,6 +148,23 @@ class RolloutEngine:
         memory, decoder = self._weights.memory, self._decoder
         return Residency(memory.device_bytes + decoder.copied_bytes(), memory.host_bytes, decoder.cache_bytes())
 
+    def own_bytes(self, awake: bool = False) -> int:
+        """Bytes of weights that nothing else in the process holds: on the device now, or when `awake`."""
+        memory = self._weights.memory
+        return memory.whole if awake else memory.device_bytes
+
+    @property
+    def cache_peak_bytes(self) -> int:
+        """The most that keys and values took in the last call of generate."""
+        return self._decoder.cache_peak
+
+    def release(self) -> None:
+        """Free what generation left for the next call: caches, and copies of weights that make it faster."""
+        with self._gate.exclusive("release"):
+            self._drop_caches()
+            self._decoder.drop_weights()
+            self._released = True
+
     # --- pausing ---------------------------------------------------------------------------------------------------
 
     def pause(self, mode: PauseMode = "keep") -> None:
@@ -202,10 +222,11 @@ class RolloutEngine:
             if op.environment is not None:
                 talks = Conversations(self._decoder, self.loaded, op, environments, prompts, run, self._replica)
             with torch.inference_mode():
+                most = self._rows_at_once(work, op)
                 if talks is None:
-                    run.run(rows, _MAX_ROWS, _COMPACT_SHARE)
+                    run.run(rows, most, _COMPACT_SHARE)
                 else:
-                    talks.run(rows, _MAX_ROWS, _COMPACT_SHARE)
+                    talks.run(rows, most, _COMPACT_SHARE)
         if run.stopped:
             raise RunFailure("RLF5006", "generate was aborted", help=("generate_partial gives what there is",))
         samples = self._samples(prompts, op, run, rows, talks)
@@ -233,9 +254,10 @@ class RolloutEngine:
         before = 0 if begun is None else begun.rows
         rows = np.concatenate([np.arange(before), before + np.arange(own.start, own.stop)]).astype(np.int64)
         with self._call():
-            run = self._generation(self._work(prompts, op, step, begun), op, seed, None, enough)
+            work = self._work(prompts, op, step, begun)
+            run = self._generation(work, op, seed, None, enough)
             with torch.inference_mode():
-                run.run(rows[~run.complete[rows]], _MAX_ROWS, _COMPACT_SHARE)
+                run.run(rows[~run.complete[rows]], self._rows_at_once(work, op), _COMPACT_SHARE)
         samples = self._samples(prompts, op, run, rows, None, begun)
         lengths, open_ = run.lengths()
         complete = (~open_ | (lengths == op.max_new))[torch.from_numpy(rows)].numpy()
@@ -247,8 +269,10 @@ class RolloutEngine:
         """Around one call of generate."""
         with self._gate.call():
             self._agree(self._gate.cuts)
-            if self._weights.shared:
+            if self._weights.shared or self._released:
                 self._decoder.refresh()
+                self._released = False
+            self._decoder.cache_peak = 0
             try:
                 yield
             finally:
@@ -271,6 +295,18 @@ class RolloutEngine:
             resume=self._resumed,
             enough=enough,
         )
+
+    def _rows_at_once(self, work: Work, op: Generate) -> int:
+        """Samples that are decoded together: as many as the cache may hold at full length."""
+        if self.cache_limit_bytes is None or not work.prompts:
+            return _MAX_ROWS
+        config = self._model.config
+        heads = int(config.num_attention_heads)
+        size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        number = 2 * int(config.num_hidden_layers) * kv_heads * size * int(self._model.dtype.itemsize)
+        longest = max(len(prompt) for prompt in work.prompts) + op.max_new
+        return min(_MAX_ROWS, max(1, self.cache_limit_bytes // (number * longest)))
 
     def _work(self, prompts: Batch, op: Generate, step: int, begun: Batch | None = None) -> Work:
         """Samples of `begun`, then `op.n` of every prompt, be they this rank's or not."""

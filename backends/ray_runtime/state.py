@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from rlflow.backends.ray_runtime.data import DataSet, open_data
 from rlflow.backends.ray_runtime.devices.cpu import Cpu
 from rlflow.backends.ray_runtime.devices.device import Device
+from rlflow.backends.ray_runtime.devices.swap import own_memory
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
@@ -292,6 +293,8 @@ class RankState:
 
             loaded.model.to(self.device.torch_device)
             serve(loaded.model)
+        if any(memory.pool == self.pool for memory in self.plan.memory):
+            own_memory(loaded.model.parameters())
         return loaded
 
     def _compute(self, name: str) -> Literal["fp32", "bf16"]:

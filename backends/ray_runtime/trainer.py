@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.devices.swap import own_memory
 from rlflow.backends.ray_runtime.forward import Spread
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
@@ -278,6 +279,7 @@ class Trainer:
             )
             if self._pending_state is not None:
                 self._optimizer.load_state_dict(self._pending_state)
+                own_memory(self.moments())  # what torch.load read lies in memory that swapping cannot give back
                 self._pending_state = None
         return self._optimizer
 
@@ -290,6 +292,27 @@ class Trainer:
         self.updates = int(state["updates"])
         self._pending_state = state["optimizer"]
         self._optimizer = None
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def moments(self) -> list[torch.Tensor]:
+        """AdamW's, live; none before the first update."""
+        states = {} if self._optimizer is None else self._optimizer.state
+        return [tensor for state in states.values() for tensor in state.values() if tensor.dim()]
+
+    def moved_tensors(self) -> list[torch.Tensor]:
+        """What the optimizer moves: the weights, or with ZeRO parts of copies of them."""
+        return list(self._parts.updates.moved)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those that there are now."""
+        updates = self._parts.updates
+        every = (*updates.leaves, *updates.moved)
+        return [parameter.grad for parameter in every if parameter.grad is not None]
+
+    def drop_gradients(self) -> None:
+        """Free them; the next update makes its own."""
+        self._parts.updates.begin()
 
     # --- weights --------------------------------------------------------------------------------------------------
 

@@ -95,6 +95,8 @@ CODES: Final[dict[str, str]] = {
     "RLF5030": "kernel-input",
     "RLF5031": "unknown-kernel",
     "RLF5032": "no-device",
+    "RLF5033": "not-resident",
+    "RLF5034": "memory-above-limit",
     # 9xxx internal
     "RLF9001": "internal-error",
 }

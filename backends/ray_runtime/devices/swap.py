@@ -15,6 +15,26 @@ import torch
 from rlflow.backends.ray_runtime.devices.device import Device, Event
 
 
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the host. numpy may look at it; memory that numpy has looked at cannot be given back."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def own_memory(tensors: Iterable[torch.Tensor]) -> None:
+    """Give tensors memory that can be given back: that of a file, or what numpy has looked at, cannot be. `tensors` are
+    all that look at it; they keep what they share among each other."""
+    moved: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.resizable():
+            continue
+        if storage._cdata not in moved:
+            moved[storage._cdata] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(moved[storage._cdata].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor.data = copy
+
+
 class Swap:
     """Some tensors of one device as one thing that is on the device, on the host, or nowhere.
 
@@ -41,6 +61,11 @@ class Swap:
         """What they take on the device."""
         return sum(self._sizes)
 
+    @property
+    def host_bytes(self) -> int:
+        """What the host keeps for them: also while they are on the device."""
+        return sum(host.nbytes for host in self._host)
+
     def offload(self, aside: bool = False) -> Event:
         """Copy to the host and free the device's memory, in the current stream or `aside`, in one beside it.
 
@@ -60,11 +85,14 @@ class Swap:
         self._kept = True
         return done
 
-    def drop(self) -> None:
-        """Free the device's memory and forget the values."""
+    def drop(self, keep: bool = False) -> None:
+        """Free the device's memory and forget the values. `keep`: the host's copy of the last `offload` holds them
+        still, since nothing has written them. ValueError where there is no such copy."""
         self._expect(True, "dropped")
+        if keep and not self._host:
+            raise ValueError("the host has no copy of these tensors")
         self._empty()
-        self._kept = False
+        self._kept = keep
 
     def onload(self, aside: bool = False) -> Event:
         """Take memory on the device again, and copy the values back where they were kept.

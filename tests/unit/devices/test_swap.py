@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlflow.backends.ray_runtime.devices.device import open_device
-from rlflow.backends.ray_runtime.devices.swap import Swap
+from rlflow.backends.ray_runtime.devices.swap import Swap, own_memory
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -61,3 +61,30 @@ def test_states_are_kept_apart() -> None:
         swap.release_host()
     swap.onload()
     swap.release_host()
+
+
+def test_memory_that_numpy_has_looked_at_is_replaced_by_own_memory() -> None:
+    whole = torch.arange(6.0)
+    whole.numpy()
+    half = whole[3:]
+    assert not whole.untyped_storage().resizable()
+    own_memory([whole, half])
+    assert whole.untyped_storage().data_ptr() == half.untyped_storage().data_ptr()
+    swap = Swap(open_device("cpu"), [whole, half])
+    swap.offload()
+    swap.onload()
+    assert half.tolist() == [3.0, 4.0, 5.0]
+
+
+def test_a_dropped_copy_that_stays_valid_comes_back() -> None:
+    tensor = torch.ones(4)
+    swap = Swap(open_device("cpu"), [tensor])
+    with pytest.raises(ValueError, match="no copy"):
+        swap.drop(keep=True)
+    swap.offload()
+    assert swap.host_bytes == 16
+    swap.onload()
+    swap.drop(keep=True)
+    assert tensor.untyped_storage().nbytes() == 0
+    swap.onload()
+    assert tensor.tolist() == [1.0] * 4
