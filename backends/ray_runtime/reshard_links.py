@@ -185,7 +185,7 @@ class ReshardLinks:
         for peer, pieces in step.sends.items():
             assert tensors is not None, "a rank that sends has the tensors"
             if not area.has(self._size(pieces)):
-                # Receivers have posted everything of this step, or will without this rank: what is on its way arrives.
+                # Receivers post all of a step before they send any of it, so that what is on its way arrives.
                 area.settle()
             message = area.take(self._size(pieces))
             self._pack(pieces, message, tensors, version)
