@@ -211,7 +211,7 @@ def _report(
 ) -> None:
     """One error: the stage, both numbers, the largest objects, and what would help."""
     span = _span(flow, found.phase)
-    amount = gib if found.capacity_bytes >= GIB else size  # pools of CPUs for a test may have a few MiB
+    amount = gib if found.needed_bytes >= GIB else size  # pools of CPUs for a test may have a few MiB
     listed = ", ".join(f"{name} {amount(held)}" for name, held in found.holders[:5])
     more = len(found.holders) - 5
     where = f"a device of pool `{pool.name}`"
