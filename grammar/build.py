@@ -127,8 +127,8 @@ class Build:
     def place(self, extent: Extent, c: list[Any]) -> nodes.Place:
         stages = tuple(x for x in c if isinstance(x, nodes.StageRef))
         settings = tuple(x for x in c if isinstance(x, nodes.Setting))
-        pool = next(x for x in c if isinstance(x, Token))
-        return nodes.Place(stages, self._ident(pool), settings, self._span(extent))
+        pools = tuple(self._ident(x) for x in c if isinstance(x, Token))
+        return nodes.Place(stages, pools, settings, self._span(extent))
 
     def stage(self, extent: Extent, c: list[Any]) -> nodes.StageRef:
         return nodes.StageRef(self._ident(c[0]), None if c[1] is None else self._ident(c[1]), self._span(extent))

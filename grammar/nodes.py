@@ -153,7 +153,7 @@ class StageRef:
 @dataclass(frozen=True, slots=True)
 class Place:
     stages: tuple[StageRef, ...]
-    pool: Ident
+    pools: tuple[Ident, ...]
     settings: tuple[Setting, ...]
     span: Span
 

@@ -165,7 +165,8 @@ class Printer:
 
     def Place(self, node: nodes.Place) -> Doc:
         stages = Group(Nest(separated(self.doc(s) for s in node.stages)))
-        head: Doc = ["place", " ", stages, self._pad(node), " ", "on", " ", self.doc(node.pool)]
+        pools = Group(Nest(separated(self.doc(pool) for pool in node.pools)))
+        head: Doc = ["place", " ", stages, self._pad(node), " ", "on", " ", pools]
         if not node.settings:
             return head
         settings = Group(Nest(separated(self.doc(s) for s in node.settings)))

@@ -6,7 +6,7 @@ from rlflow.grammar.tables import Tables
 
 # fmt: off
 TABLES = Tables(
-    source=2841485363,
+    source=2312245422,
     terminals=(
         ("_INLINE_IF", "[ \t]+if\\b|(?<=\\S)if\\b"),
         ("QUANTITY", "\\d[\\d_]*(\\.\\d+)?([eE][+-]?\\d+)?[ \t]*(%|(?!(import|flow|evaluate|every|allow|staleness|with|stop|after|save|seed|schedule|on|pool|place|admit|trigger|at|carry|auto|cluster|if|else|and|or|not|true|false|none|data|model|reward|environment)\\b|[eE][+-]?\\d)[A-Za-z]+(\\/[A-Za-z]+)?(?![\\w.(]|\\s*=(?!=)))"),

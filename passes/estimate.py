@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from rlflow.ir.decisions import Estimate, Memory
+from rlflow.ir.decisions import Engine, Estimate, Memory
 from rlflow.ir.flow import Flow, Node, Stage, reads_model
 from rlflow.ir.ops import Generate
 from rlflow.passes.base import Pass, PassContext
 from rlflow.values import dataclass
 
 if TYPE_CHECKING:
-    from rlflow.profile.table import Profile
+    from rlflow.passes.analysis.costs import Costs
+    from rlflow.passes.analysis.profiled import Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,24 @@ class EstimateStages(Pass):
     ensures: ClassVar[Stage] = Stage.SCHEDULED
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
-        measured = [] if context.profile is None else _measured(flow, context, context.profile)
+        measured: list[Estimate] = []
+        unknown: list[Unknown] = []
+        if context.profile is not None:
+            from rlflow.passes.analysis.profiled import from_profile
+
+            measured, unknown = from_profile(flow, context.profile)
         computed: list[Estimate] = []
         if any(pool.device not in ("cpu", "functions") for pool in flow.pools.values()):
             known = {estimate.stage for estimate in measured}
             computed = _computed(flow, context, [node for node in flow.nodes.values() if node.id not in known])
+        if context.profile is not None:
+            _report(flow, context, [e for e in (*measured, *computed) if e.measured], unknown)
         return replace(flow, decisions=(*flow.decisions, *measured, *computed)) if measured or computed else flow
 
 
-def _measured(flow: Flow, context: PassContext, profile: Profile) -> list[Estimate]:
-    from rlflow.passes.analysis.profiled import from_profile
-
-    found, unknown = from_profile(flow, profile)
-    if not found:
+def _report(flow: Flow, context: PassContext, known: Sequence[Estimate], unknown: Sequence[Unknown]) -> None:
+    """What the profile does not know; an error where it knows nothing."""
+    if not known:
         first = unknown[0]
         context.error(
             "RLF4006",
@@ -51,16 +57,16 @@ def _measured(flow: Flow, context: PassContext, profile: Profile) -> list[Estima
             notes=(f"`{first.stage}`: {first.why}",),
             help=("measure them: `rlflow profile FILE.rlflow -o profile.json`",),
         )
-        return []
+        return
+    scaled = {estimate.stage: estimate.measured for estimate in known}
     for stage in unknown:
         context.warn(
             "RLF4007",
             f"the profile does not know how long `{stage.stage}` takes as it is here",
             flow.nodes[stage.stage].span,
-            notes=(stage.why,),
+            notes=(stage.why, *([f"its time is {scaled[stage.stage]}"] if stage.stage in scaled else [])),
             help=("measure it: `rlflow profile FILE.rlflow -o profile.json`",),
         )
-    return found
 
 
 def _computed(flow: Flow, context: PassContext, nodes: Sequence[Node]) -> list[Estimate]:
@@ -82,11 +88,36 @@ def _computed(flow: Flow, context: PassContext, nodes: Sequence[Node]) -> list[E
             context.error("RLF2001", f"`{node.id}` cannot be laid out: {error}", node.span)
             continue
         if cost is not None:
-            parts = tuple((name, round(seconds * 1e6)) for name, seconds in cost.parts)
+            scale = costs.factor(node, memory_bytes=memory)
             found.append(
-                Estimate(stage=node.id, us=round(cost.seconds * 1e6), parts=parts, engine=engine, span=node.span)
+                Estimate(
+                    stage=node.id,
+                    us=round(cost.seconds * scale * 1e6),
+                    parts=tuple((name, round(seconds * scale * 1e6)) for name, seconds in cost.parts),
+                    engine=engine if engine is None or scale == 1 else _scaled(engine, scale),
+                    measured="" if scale == 1 else _scaled_words(costs, node, scale),
+                    span=node.span,
+                )
             )
     return found
+
+
+def _scaled(engine: Engine, scale: float) -> Engine:
+    """With all of its seconds multiplied."""
+    return replace(
+        engine,
+        bands=tuple((last, fixed * scale, each * scale) for last, fixed, each in engine.bands),
+        token_s=engine.token_s * scale,
+        prefill_token_s=engine.prefill_token_s * scale,
+        prefill_square_s=engine.prefill_square_s * scale,
+        prefill_context_s=engine.prefill_context_s * scale,
+    )
+
+
+def _scaled_words(costs: Costs, node: Node, scale: float) -> str:
+    from rlflow.passes.analysis.measured_costs import layout_words
+
+    return f"by the cost model times {scale:.4g}, as measured in the layout {layout_words(costs, node)}"
 
 
 def _engine_bytes(flow: Flow, node: Node) -> int | None:

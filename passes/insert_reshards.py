@@ -22,7 +22,8 @@ BUCKET_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class InsertReshards(Pass):
-    """Plan the transfer of weights wherever the devices that read hold other parts than those that train.
+    """Plan the transfer of weights wherever the devices that read hold other parts than those that train; of a model
+    of which only adapters are trained, the transfer of these.
 
     Every missing byte is received once, which is the least possible; where the pools share devices, ranks are mapped so
     that the most is already in place. Readers of one model in one layout on one pool share a reshard. A model whose
@@ -35,6 +36,7 @@ class InsertReshards(Pass):
 
     def run(self, flow: Flow, context: PassContext) -> Flow:
         wanted = _wanted(flow)
+        _check_pins(wanted, context)
         if not wanted:
             return flow
         from rlflow.passes.analysis.costs import Costs
@@ -66,7 +68,30 @@ def _wanted(flow: Flow) -> list[tuple[Node, list[Node]]]:
     return [(flow.nodes[trainer], readers) for (trainer, _, _), readers in groups.items()]
 
 
+def _check_pins(wanted: list[tuple[Node, list[Node]]], context: PassContext) -> None:
+    """`reshard` of a `place` concerns weights that are trained on the same devices in another layout."""
+    moved = {
+        reader.id
+        for trainer, readers in wanted
+        for reader in readers
+        if trainer.placement is not None and reader.placement is not None
+        if trainer.placement.pool == reader.placement.pool
+    }
+    for place in context.schedule.places:
+        if place.reshard is not None and not moved.intersection(place.nodes):
+            context.error(
+                "RLF2006",
+                f"`reshard = {place.reshard}` concerns weights that are trained on the same pool in another layout, "
+                "and no stage placed here reads such",
+                place.settings.get("reshard", place.span),
+                help=("leave it out",),
+            )
+
+
 def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context: PassContext) -> Reshard | None:
+    from rlflow.passes.analysis.adapted import adapter_layout, lora_of
+    from rlflow.passes.analysis.in_place import storages
+    from rlflow.reshard.adapters import adapters_of
     from rlflow.reshard.atoms import atom_classes
     from rlflow.reshard.buckets import plan_buckets, split_tensors
     from rlflow.reshard.catalogue import catalogue
@@ -76,7 +101,6 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
     from rlflow.reshard.mapping import map_ranks
     from rlflow.reshard.plan import plan_reshard
     from rlflow.reshard.shards import Sharding
-    from rlflow.reshard.storage import Storage
 
     assert isinstance(trainer.op, Train)
     architecture = context.architectures.get(trainer.op.model)
@@ -89,38 +113,42 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
     shared = source.name == target.name
     size = len(source.host_of_rank)
     first = 0 if shared else size
-    dtype = "bfloat16" if costs.precision(trainer.op.model).weights == 2 else "float32"
-    before, after = (  # a vocabulary that tp does not divide is padded, at each end to a multiple of its own tp
-        Storage(vocabulary_multiple=layout.tp, dtype=dtype, mtp=False) for layout in (here.layout, there.layout)
-    )
+    lora, old, new = lora_of(flow, trainer.op.model), here.layout, there.layout
+    before, after = storages((old, new), costs.precision(trainer.op.model))
+    if lora is not None:  # adapters are trained in 32 bits, and added up before rounding
+        old, new = adapter_layout(old), adapter_layout(new)
+        before, after = (replace(storage, dtype="float32") for storage in (before, after))
     vocabulary = int(architecture.facts["vocab_size"])
     padded = (before.padded_vocabulary(vocabulary), after.padded_vocabulary(vocabulary))
     fabric, nodes = _fabric(source, target, costs)
     try:
         tensors = catalogue(architecture, mtp=False)
-        devices = tuple(range(first, first + there.layout.size))
-        if shared:
-            ranks = atom_classes(Sharding(tensors, here.layout, before), Sharding(tensors, there.layout, after))
+        tensors = tensors if lora is None else adapters_of(tensors, lora)
+        devices = tuple(range(first, first + new.size))
+        if shared and lora is None:
+            ranks = atom_classes(Sharding(tensors, old, before), Sharding(tensors, new, after))
             freely = map_ranks(ranks, tuple(range(size)), devices, fabric=fabric).devices
-            if _on_one_node(freely, there.layout.tp, fabric):
+            if _on_one_node(freely, new.tp, fabric):
                 devices = freely
-            elif _on_one_node(devices, there.layout.tp, fabric):
-                together = there.layout.tp
+            elif _on_one_node(devices, new.tp, fabric):
+                together = new.tp
                 devices = map_ranks(ranks, tuple(range(size)), devices, together=together, fabric=fabric).devices
         plan = plan_reshard(
             tensors,
-            Endpoint(here.layout, tuple(range(size)), before),
-            Endpoint(there.layout, devices, after),
+            Endpoint(old, tuple(range(size)), before),
+            Endpoint(new, devices, after),
             fabric,
         )
         buckets = plan_buckets(plan, BUCKET_BYTES) if plan.received_bytes else None
     except ReshardError as error:
         context.error("RLF2001", f"`{trainer.op.model}` cannot be resharded: {error}", readers[0].span)
         return None
-    exchange = expert_exchange(plan) if shared and context.shapes[trainer.op.model].experts else None
-    received, bucket = plan.loads.device_in, 0 if buckets is None else min(buckets.capacity_bytes, BUCKET_BYTES)
-    busiest = max(received.values(), default=0) * plan.element_bytes
+    exchange = expert_exchange(plan) if shared and lora is None and context.shapes[trainer.op.model].experts else None
+    busiest = max(plan.loads.device_in.values(), default=0) * plan.element_bytes
+    sent = max(plan.loads.device_out.values(), default=0) * plan.element_bytes
+    bucket = 0 if buckets is None else min(buckets.capacity_bytes, BUCKET_BYTES)
     bound_us, us = _times(plan.bounds.seconds, busiest, source, target, costs)
+    us += 0 if lora is None else _merging(trainer.op.model, there.layout, target, costs)
     return Reshard(
         id=trainer.op.model,
         model=trainer.op.model,
@@ -133,20 +161,34 @@ def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context:
         received=plan.received_bytes,
         lower_bound=plan.bounds.received_bytes,
         busiest=busiest,
-        sent=max(plan.loads.device_out.values(), default=0) * plan.element_bytes,
+        sent=sent,
         node_in=max(plan.loads.node_in.values(), default=0) * plan.element_bytes,
         node_out=max(plan.loads.node_out.values(), default=0) * plan.element_bytes,
         bucket_bytes=bucket,
         split=() if buckets is None else split_tensors(buckets),
-        padded_vocabulary=() if padded == (vocabulary, vocabulary) else padded,
+        padded_vocabulary=() if lora is not None or padded == (vocabulary, vocabulary) else padded,
         rounds=0 if buckets is None else len(buckets.rounds),
         mapping=() if devices == tuple(range(first, first + len(devices))) else devices,
         traffic=_traffic(plan, nodes),
         all_to_all=exchange is not None and exchange.whole_experts,
+        adapters=lora is not None,
         bound_us=bound_us,
         us=us,
         span=readers[0].span,
     )
+
+
+def _merging(model: str, layout: Layout, pool: PoolSpec, costs: Costs) -> int:
+    """Microseconds to read the frozen weights of the adapted layers and to write them with the adapters added in; 0
+    where the memory of the devices is not known."""
+    from rlflow.cost.roofline import memory_seconds
+    from rlflow.passes.analysis.adapted import merged_bytes
+
+    machine = costs.machine(pool)
+    if machine is None:
+        return 0
+    moved, copying = 2 * merged_bytes(model, layout, costs), machine.calibration.constants.memory_copy
+    return round(memory_seconds(moved, machine.memory_bytes_per_s, copying) * 1e6)
 
 
 def _fits(flow: Flow, reader: Node, costs: Costs, context: PassContext) -> bool:

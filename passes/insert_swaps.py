@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from rlflow.amounts import GIB, gib, size, whole_us
 from rlflow.diagnostics import Span
 from rlflow.ir.decisions import Decision, Memory, MemoryPhase, Reshard, Swap
-from rlflow.ir.flow import STEP, Flow, PoolSpec, Stage, reads_model
-from rlflow.ir.ops import Generate
+from rlflow.ir.flow import STEP, Flow, Node, PoolSpec, Stage, reads_model
+from rlflow.ir.ops import Generate, Train
 from rlflow.passes.base import Pass, PassContext
 from rlflow.values import dataclass
 
@@ -32,9 +32,10 @@ class InsertSwaps(Pass):
     """Lay out the memory of every device over one step, and move what does not fit.
 
     Where everything fits nothing moves. Otherwise the interval program chooses what leaves in which gap between its
-    uses, at the least cost of copying and rebuilding; caches of keys and values take what generation leaves them. What
-    cannot fit even so is an error that names the stage, both numbers and what is needed at once. Pools whose devices or
-    models are not known in bytes are left alone; a pool of CPUs is known where the schedule states its `memory`.
+    uses, at the least cost of copying and rebuilding; caches of keys and values take what generation leaves them. Where
+    a reshard cannot have both layouts on a device, and where the schedule says so, it is done in place. What cannot fit
+    even so is an error that names the stage, both numbers and what is needed at once. Pools whose devices or models are
+    not known in bytes are left alone; a pool of CPUs is known where the schedule states its `memory`.
     """
 
     name: ClassVar[str] = "insert-swaps"
@@ -48,10 +49,10 @@ class InsertSwaps(Pass):
         from rlflow.passes.analysis.costs import Costs
 
         costs = Costs(flow, context)
-        decisions: list[Decision] = []
         for pool in planned:
-            decisions += _plan_pool(flow, pool, costs, context)
-        return replace(flow, decisions=(*flow.decisions, *decisions))
+            flow, decided = _plan_pool(flow, pool, costs, context)
+            flow = replace(flow, decisions=(*flow.decisions, *decided))
+        return flow
 
 
 def _has_limit(pool: PoolSpec, context: PassContext) -> bool:
@@ -60,26 +61,39 @@ def _has_limit(pool: PoolSpec, context: PassContext) -> bool:
     return pool.device != "cpu" or any(r.name == pool.name and r.memory_bytes for r in context.schedule.pools)
 
 
-def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -> list[Decision]:
+def _plan_pool(flow: Flow, pool: PoolSpec, costs: Costs, context: PassContext) -> tuple[Flow, list[Decision]]:
+    """The flow with the reshards of the pool that are done in place, and what is decided about its memory."""
+    from rlflow.passes.analysis.in_place import chosen, done_as_pinned, next_in_place
     from rlflow.passes.analysis.memory.choice import Infeasible
     from rlflow.passes.analysis.memory.swap import plan_swaps
 
     device = _device(pool, costs, context)
     if device is None:
-        return []
+        return flow, []
     stages = _stages(flow, pool, costs, device.hbm_bytes, context)
     if not stages:
-        return []
+        return flow, []
     swapping = _may_swap(pool, context)
-    residents, period = _residents(flow, pool, stages)
-    residents = _fit_caches(residents, period, stages, device, swapping)
-    if not swapping:
-        residents = [replace(resident, needed=frozenset(p.name for p in period.phases)) for resident in residents]
-    found = plan_swaps(residents, period, device)
-    if isinstance(found, Infeasible):
-        _report(flow, pool, found, residents, period, device, swapping, context)
-        return []
-    return _decisions(flow, pool, found, residents, period, device, costs, context)
+    flow = done_as_pinned(flow, pool, swapping, costs)
+    if context.has_errors:
+        return flow, []
+    choices: list[Decision] = []
+    beside: Infeasible | None = None
+    while True:
+        residents, period = _residents(flow, pool, stages, device)
+        residents = _fit_caches(residents, period, stages, device, swapping)
+        if not swapping:
+            residents = [replace(resident, needed=frozenset(p.name for p in period.phases)) for resident in residents]
+        found = plan_swaps(residents, period, device)
+        if not isinstance(found, Infeasible):
+            return flow, [*choices, *_decisions(flow, pool, found, residents, period, device, costs, context)]
+        other = next_in_place(flow, pool, found, swapping, costs)
+        beside = beside or found
+        if other is None or isinstance(other, str):
+            _report(flow, pool, beside, device, swapping, context, other)
+            return flow, []
+        flow, reshard = other
+        choices.append(chosen(reshard, found))
 
 
 def _device(pool: PoolSpec, costs: Costs, context: PassContext) -> Device | None:
@@ -128,15 +142,32 @@ def _stages(flow: Flow, pool: PoolSpec, costs: Costs, capacity: int, context: Pa
         if isinstance(node.op, Generate):
             smallest = costs.cost(node, on=on, memory_bytes=1)
             least = 0 if smallest is None else smallest.static.kv_cache
-        found.append(Placed(node, cost, least))
+        measured = replace(cost, seconds=cost.seconds * costs.factor(node, memory_bytes=capacity))
+        found.append(Placed(node, measured, least, merged=_merged(flow, node, costs)))
     return found
+
+
+def _merged(flow: Flow, node: Node, costs: Costs) -> int:
+    """Bytes of the layers of which a stage reads a copy with adapters added in: what samples, and what is elsewhere."""
+    from rlflow.passes.analysis.adapted import lora_of, merged_bytes
+
+    model = reads_model(node.op)
+    assert model is not None
+    trainer = next((n for n in flow.nodes.values() if isinstance(n.op, Train) and n.op.model == model), None)
+    if lora_of(flow, model) is None or trainer is None or node.id == trainer.id:
+        return 0
+    here, there = trainer.placement, node.placement
+    assert here is not None and here.layout is not None  # noqa: PT018
+    assert there is not None and there.layout is not None  # noqa: PT018
+    same = here.pool == there.pool and here.layout.weights == there.layout.weights
+    return 0 if same and not isinstance(node.op, Generate) else merged_bytes(model, there.layout, costs)
 
 
 def _may_swap(pool: PoolSpec, context: PassContext) -> bool:
     return next((request.swap for request in context.schedule.pools if request.name == pool.name), True)
 
 
-def _residents(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> tuple[list[Resident], Period]:
+def _residents(flow: Flow, pool: PoolSpec, stages: list[Placed], device: Device) -> tuple[list[Resident], Period]:
     from rlflow.passes.analysis.memory.objects import Period, Phase, exact_seconds
     from rlflow.passes.analysis.residents import residents_of
 
@@ -147,7 +178,10 @@ def _residents(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> tuple[list[R
         phases += [Phase(before[0].phase, before[1], overlap=False)] if before else []
         phases.append(Phase(stage.node.id, exact_seconds(stage.cost.seconds)))
         phases += [Phase(after[0].phase, after[1], overlap=False)] if after else []
-    return residents_of(flow, stages, [arrival for arrival, _ in arrivals.values()]), Period(tuple(phases))
+    residents = residents_of(flow, stages, [arrival for arrival, _ in arrivals.values()])
+    saving = {r.overwritten_in: Fraction(r.bytes, device.d2h) for r in residents if r.overwritten_in}
+    phases = [replace(phase, seconds=phase.seconds + saving.get(phase.name, 0)) for phase in phases]
+    return residents, Period(tuple(phases))
 
 
 def _arrivals(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> dict[tuple[str, bool], tuple[Arrival, Fraction]]:
@@ -160,16 +194,21 @@ def _arrivals(flow: Flow, pool: PoolSpec, stages: list[Placed]) -> dict[tuple[st
     found: dict[tuple[str, bool], tuple[Arrival, Fraction]] = {}
     for reshard in flow.decided(Reshard):
         seconds = Fraction(reshard.us, 1_000_000)
+        size = reshard.bucket_bytes
+        if not reshard.in_place:  # buckets are never fuller than what passes through them
+            size = min(size, max(reshard.busiest, reshard.sent))
         here = reshard.target == pool.name
         if here:
             first = next((stage for stage in stages if stage.node.id in reshard.readers), None)
             if first is not None:
                 sends = reshard.source == pool.name
                 receives = frozenset(reshard.readers)
-                arrival = Arrival(f"reshard {reshard.id}", reshard.model, reshard.bucket_bytes, sends, receives)
+                name = f"reshard {reshard.id}"
+                how = {"adapters": reshard.adapters, "in_place": reshard.in_place}
+                arrival = Arrival(name, reshard.model, size, sends, receives, **how)
                 found.setdefault((first.node.id, True), (arrival, seconds))
         elif reshard.source == pool.name:
-            arrival = Arrival(f"publish {reshard.model}", reshard.model, reshard.bucket_bytes, True)
+            arrival = Arrival(f"publish {reshard.model}", reshard.model, size, True)
             found.setdefault((reshard.trainer, False), (arrival, seconds))
     return found
 
@@ -203,11 +242,10 @@ def _report(
     flow: Flow,
     pool: PoolSpec,
     found: Infeasible,
-    residents: list[Resident],
-    period: Period,
     device: Device,
     swapping: bool,
     context: PassContext,
+    note: str | None,
 ) -> None:
     """One error: the stage, both numbers, the largest objects, and what would help."""
     span = _span(flow, found.phase)
@@ -227,6 +265,7 @@ def _report(
     ]
     if found.resource == "host" and not device.host_bytes:
         notes.append("how fast a device reaches its host's memory is not known")
+    notes += [note] if note else []
     fixes = _fixes(flow, found.phase, context)
     if not swapping:
         fixes.insert(0, f"`swap = true` on pool `{pool.name}`")
@@ -306,6 +345,8 @@ def _decisions(
             continue
         if instruction.action.value == "rebuild" and instruction.boundary.startswith("reshard "):
             continue  # the reshard itself writes it
+        if instruction.by_phase:
+            continue
         swaps.append(
             Swap(
                 pool=pool.name,
@@ -318,6 +359,21 @@ def _decisions(
                 span=_span(flow, instruction.boundary),
             )
         )
+    for resident in residents:
+        if resident.overwritten_in:
+            us = whole_us(Fraction(resident.bytes, device.d2h))
+            swaps.append(
+                Swap(
+                    pool=pool.name,
+                    action="save",
+                    object=resident.name,
+                    bytes=resident.bytes,
+                    before=resident.overwritten_in,
+                    us=us,
+                    exposed_us=us,
+                    span=_span(flow, resident.overwritten_in),
+                )
+            )
     return [memory, *swaps]
 
 

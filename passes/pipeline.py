@@ -16,6 +16,7 @@ PASSES: dict[str, tuple[str, str]] = {
     "drop-unused": ("rlflow.passes.drop_unused", "DropUnused"),
     "insert-old-logprobs": ("rlflow.passes.insert_old_logprobs", "InsertOldLogprobs"),
     "search-placement": ("rlflow.passes.search_placement", "SearchPlacement"),
+    "lend-devices": ("rlflow.passes.lend_devices", "LendDevices"),
     "place": ("rlflow.passes.place", "Place"),
     "parallelize": ("rlflow.passes.parallelize", "Parallelize"),
     "insert-weight-edges": ("rlflow.passes.insert_weight_edges", "InsertWeightEdges"),
@@ -32,6 +33,7 @@ DEFAULT_PIPELINE: tuple[str, ...] = (
     "drop-unused",  # first: nothing is inserted or placed for what is not read
     "insert-old-logprobs",  # before place: what it inserts must be placed too
     "search-placement",  # before place: what it finds is placed as if it had been written
+    "lend-devices",  # before place: every pool that samples gets a stage of its own
     "place",
     "parallelize",  # after place: the pool's size decides what divides
     "insert-weight-edges",  # after place: edges between pools will need reshards

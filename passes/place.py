@@ -8,7 +8,7 @@ from typing import ClassVar
 from rlflow.cluster.spec import PlaceRequest
 from rlflow.diagnostics import Span
 from rlflow.ir.flow import STEP, EdgeKind, Flow, Node, Placement, PoolSpec, Stage, reads_model
-from rlflow.ir.ops import Generate, Score
+from rlflow.ir.ops import BestOf, BestWorst, Generate, MixedGroups, Score
 from rlflow.ir.order import phase_orders
 from rlflow.passes.analysis.host_cpus import check_demands, demands
 from rlflow.passes.analysis.pools import allocate_pools
@@ -118,6 +118,10 @@ def _homes(
     phases = (STEP, *(evaluation.name for evaluation in flow.evaluations))
     orders, _ = phase_orders(flow)
     order = [node_id for phase in phases for node_id in orders.get(phase, ())]
+    for node_id in order:  # a selection lives where its samples are made: what it drops need not travel, and it refills
+        made = _samples_of(flow, node_id, sources) if isinstance(flow.nodes[node_id].op, _SELECTIONS) else None
+        if made in homes and node_id not in homes:
+            homes[node_id] = homes[made]
     for node_id in reversed(order):  # what is read lives with its first reader
         if node_id not in homes and not isinstance(flow.nodes[node_id].op, Score):
             found = [homes[reader] for reader in readers.get(node_id, ()) if reader in homes]
@@ -128,3 +132,19 @@ def _homes(
             found = [homes[source] for source in sources.get(node_id, ()) if source in homes]
             homes[node_id] = found[0] if found else next(iter(pools))
     return homes
+
+
+_SELECTIONS = (BestOf, BestWorst, MixedGroups)
+
+
+def _samples_of(flow: Flow, node_id: str, sources: dict[str, list[str]]) -> str | None:
+    """The nearest stage before a selection that generates."""
+    queue, seen = [node_id], set()
+    while queue:
+        for source in sources.get(queue.pop(0), ()):
+            if isinstance(flow.nodes[source].op, Generate):
+                return source
+            if source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return None

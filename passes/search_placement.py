@@ -82,7 +82,7 @@ def _periods(
     found = []
     for candidate in candidates:
         schedule = _schedule(flow, candidate, setting, context)
-        trial = PassContext(schedule, context.cluster, [], context.shapes, context.architectures)
+        trial = PassContext(schedule, context.cluster, [], context.shapes, context.architectures, context.profile)
         try:
             whole = run_pipeline(flow, trial, after)
         except CompileError as error:
@@ -127,9 +127,10 @@ def _place(stage: str, pool: str, layout: Layout, pin: PlaceRequest | None, flow
     return PlaceRequest(
         (stage,),
         pool,
+        () if pin is None else pin.also,
         tp=layout.tp,
         pp=layout.pp,
-        dp=layout.dp,
+        dp=None if pin is not None and pin.also else layout.dp,  # what is left of each of several pools
         ep=layout.ep,
         cp=layout.cp,
         etp=layout.etp if layout.ep > 1 or layout.etp > 1 or layout.tp > 1 else None,
@@ -138,6 +139,7 @@ def _place(stage: str, pool: str, layout: Layout, pin: PlaceRequest | None, flow
         sp=layout.sp if trains else None,
         zero=layout.zero if trains else None,
         recompute=layout.recompute if trains else None,
+        reshard=None if pin is None else pin.reshard,
         span=flow.nodes[stage].span if pin is None else pin.span,
         settings={} if pin is None else pin.settings,
     )

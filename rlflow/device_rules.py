@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from rlflow.communicators import DEFAULT_MIB, buffer_mib, communicators
 from rlflow.diagnostics import Diagnostic, RunFailure
 from rlflow.plan import COLLECTIVE_TIMEOUT_S, Plan, Pool, PublishWeights, RankPlace, ReshardWeights
 
@@ -106,8 +107,23 @@ def worker_environment(plan: Plan, pool: Pool, environ: Mapping[str, str]) -> di
     out |= {name: environ.get(name, "auto") for name in PORT_RANGES}
     # Weights are written in place: a format of its own would be read as if it were the plain one.
     out[WEIGHT_FORMAT] = "0"
+    out |= _buffers(plan, pool, environ)
     out["TASK_QUEUE_ENABLE"] = environ.get("TASK_QUEUE_ENABLE", "1")
     return out
+
+
+def _buffers(plan: Plan, pool: Pool, environ: Mapping[str, str]) -> dict[str, str]:
+    """HCCL_BUFFSIZE (MiB) where the default would not fit beside what the plan keeps on a device."""
+    memory = next((memory for memory in plan.memory if memory.pool == pool.name), None)
+    if memory is None:
+        return {}
+    layouts = [stage.layout for stage in plan.stages if stage.pool == pool.name and stage.layout is not None]
+    exchanges = sum(r.source != r.target and pool.name in (r.source, r.target) for r in plan.reshards)
+    room = memory.capacity + memory.reserved - memory.peak
+    fits = buffer_mib(communicators(layouts, exchanges), room)
+    asked = environ.get("HCCL_BUFFSIZE", "")
+    size = min(fits, int(asked)) if asked.isdecimal() else fits
+    return {} if size == DEFAULT_MIB else {"HCCL_BUFFSIZE": str(size)}
 
 
 def _seconds(environ: Mapping[str, str], name: str) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal, TypeVar
 
 from rlflow.diagnostics import Span
 from rlflow.ir import decisions
 from rlflow.ir.decisions import Decision, QueueSpec, Stale
 from rlflow.ir.flow import STEP, Edge, EdgeKind, Flow, Node, Stage, reads_model
-from rlflow.ir.ops import FrozenModel, Score, Take, Train, ValueModel
+from rlflow.ir.ops import FrozenModel, Generate, Join, Score, Take, Train, ValueModel
 from rlflow.ir.updates import updates_of
 from rlflow.plan import (
     COLLECTIVE_TIMEOUT_S,
@@ -30,6 +30,7 @@ from rlflow.plan import (
     PutRows,
     Queue,
     RankPlace,
+    Reason,
     ReshardWeights,
     RewardDecl,
     RunStage,
@@ -51,6 +52,7 @@ from rlflow.plan_decisions import (
     StageEstimate,
 )
 from rlflow.plan_parts import PlanPart, SpanRef
+from rlflow.values import dataclass
 
 PartT = TypeVar("PartT", bound=PlanPart)
 
@@ -126,7 +128,8 @@ def collective_timeout_s(flow: Flow) -> int:
 
 def _because(node: Node) -> Because:
     if node.inserted_by:
-        return Because(reason="old-logprobs", span=span_ref(node.span), inserted_by=node.inserted_by)
+        reason: Reason = "several-pools" if isinstance(node.op, Generate | Join) else "old-logprobs"
+        return Because(reason=reason, span=span_ref(node.span), inserted_by=node.inserted_by)
     return Because(reason="written", span=span_ref(node.span))
 
 
@@ -189,7 +192,7 @@ class _Freezer:
                     id=f"{swap.action}:{swap.object}",
                     object=swap.object,
                     bytes=swap.bytes,
-                    from_host=swap.action in ("offload", "onload"),
+                    from_host=swap.action in ("offload", "onload", "save"),
                     us=swap.us,
                     exposed_us=swap.exposed_us,
                     because=Because(reason="memory", span=span_ref(swap.span), inserted_by="insert-swaps"),

@@ -44,6 +44,7 @@ Reason = Literal[
     "written",
     "weights-changed",
     "old-logprobs",
+    "several-pools",
     "asynchronous-call",
     "keep-progress",
     "other-pool",
@@ -210,9 +211,10 @@ class PublishWeights(PlanPart):
 
 class MoveObject(PlanPart):
     """Move one object of every device of the pool: to the host's memory, back, or away. What was dropped comes back
-    empty: an `onload` that is not `from_host` only makes room for it."""
+    empty: an `onload` that is not `from_host` only makes room for it. A `save` copies to the host's memory like an
+    `offload`, but leaves the object where it is, for the `reshard` after it to overwrite in place."""
 
-    kind: Literal["offload", "onload", "drop"]
+    kind: Literal["offload", "onload", "drop", "save"]
     id: str
     object: str
     """As the memory table names it."""

@@ -32,6 +32,9 @@ class Reshard(PlanPart):
     mapping: tuple[int, ...] = ()
     traffic: tuple[tuple[str, str, int], ...] = ()
     all_to_all: bool
+    adapters: bool = False
+    in_place: bool = False
+    order: tuple[tuple[str, str], ...] = ()
     bound_us: int
     us: int
 

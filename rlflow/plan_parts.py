@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class PlanPart(BaseModel):
     """A value: frozen, and a key that it does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class SpanRef(PlanPart):

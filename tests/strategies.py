@@ -115,7 +115,7 @@ stages = st.lists(
 ).map(tuple)
 schedule_items: st.SearchStrategy[nodes.ScheduleItem] = st.one_of(
     st.builds(nodes.Pool, idents, expressions, settings, st.just(SPAN)),
-    st.builds(nodes.Place, stages, idents, settings, st.just(SPAN)),
+    st.builds(nodes.Place, stages, st.lists(idents, min_size=1, max_size=3).map(tuple), settings, st.just(SPAN)),
     st.builds(nodes.Staleness, idents, expressions, st.none() | idents, settings, st.just(SPAN)),
     st.builds(nodes.Trigger, idents, expressions, st.none() | idents, st.just(SPAN)),
     st.just(nodes.Auto(SPAN)),

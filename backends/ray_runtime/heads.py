@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel
@@ -69,7 +70,9 @@ def value_head_on(model: Any) -> ValueHeadModel:
 
 def save_value_model(model: ValueHeadModel, folder: Path) -> None:
     """Write body and head into `folder`; see the module's text."""
-    model.body.save_pretrained(folder)
+    model.body.config.architectures = [type(model.body).__name__]
+    model.body.config.save_pretrained(folder)
+    save_torch_state_dict(model.body.state_dict(), folder, filename_pattern="model{suffix}.safetensors")
     save_head(model, folder)
 
 

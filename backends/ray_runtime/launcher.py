@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from rlflow.backends.ray_runtime.accepted import refuse_unknown
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
 from rlflow.backends.ray_runtime.failures import root_cause, worker_died
 from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
@@ -69,6 +70,7 @@ class RunObserver:
 
 def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd:
     """Run the plan to its end or to the user's Ctrl-C. Raises RunFailure, KeyboardInterrupt on a second Ctrl-C."""
+    refuse_unknown(plan)
     pools = runnable_pools(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import (
@@ -138,16 +139,35 @@ def save_model(loaded: LoadedModel, folder: Path, merged: bool = True) -> None:
         if not merged:
             return
         model = loaded.adapters.merged()
+    save_configs(model, loaded, folder)
+    names = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
+    # A tied head is the embedding: it is written once, under the embedding's name.
+    write_weights({name: tensor for name, tensor in model.state_dict().items() if name not in names}, folder)
+
+
+def save_configs(model: PreTrainedModel, loaded: LoadedModel, folder: Path) -> None:
+    """The files of a folder that are neither weights nor tokenizer."""
+    model.config.architectures = [type(model).__name__]  # other programs choose the class by it
+    model.config.save_pretrained(folder)
     try:
-        model.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
     except ValueError:
         # Published generation configs may break transformers' own rules (a temperature without sampling); only the
         # token ids in them matter here.
-        old = model.generation_config
-        model.generation_config = GenerationConfig(
-            eos_token_id=list(loaded.eos_ids), pad_token_id=loaded.pad_id, bos_token_id=old.bos_token_id
-        )
-        model.save_pretrained(folder)
+        GenerationConfig(
+            eos_token_id=list(loaded.eos_ids),
+            pad_token_id=loaded.pad_id,
+            bos_token_id=model.generation_config.bos_token_id,
+        ).save_pretrained(folder)
+
+
+def write_weights(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Weights as safetensors, in several files where they are large, as AutoModel loads them.
+
+    transformers' own `save_pretrained` writes on the first rank of a process group only, and on others it returns
+    without a word; which rank writes is decided here.
+    """
+    save_torch_state_dict(tensors, folder, filename_pattern="model{suffix}.safetensors", max_shard_size="5GB")
 
 
 def load_weights(loaded: LoadedModel, folder: Path) -> None:

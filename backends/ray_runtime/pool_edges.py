@@ -14,7 +14,7 @@ import ray
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
-from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, split
+from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, regrouped, split
 from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame, Value
 from rlflow.backends.ray_runtime.wire import Message, joined, packed_message
 from rlflow.backends.ray_runtime.world import World
@@ -32,6 +32,8 @@ class Sent:
 
     layout: Layout | None
     """None for a column whose rows the reader has."""
+    origin: list[Split] | None
+    """Of a column without its rows: how these were dealt out over the ranks that made it; None = they made the rows."""
     cursors: dict[str, int]
     """Rows taken from every data set when the part was put."""
 
@@ -67,7 +69,8 @@ class PoolEdges:
         message = packed_message(_plain(value), rows if alone else None)
         layout = layout_of(value if isinstance(value, Batch) else rows) if isinstance(value, Batch) or alone else None  # type: ignore[arg-type]
         number = self._put[queue.id] = self._put.get(queue.id, -1) + 1
-        facts = pickle.dumps(Sent(layout, dict(self.cursors)))
+        origin = None if layout is not None else frame.splits.get(rows_root(self.plan, instruction.stage))
+        facts = pickle.dumps(Sent(layout, origin, dict(self.cursors)))
         sent = (facts, [ray.put(message)])  # in a list, so that it stays a reference on its way
         problem = ray.get(self.world.queues[queue.id].put.remote(self.world.rank, number, sent))
         if problem:
@@ -120,7 +123,7 @@ class PoolEdges:
         if isinstance(taken, str):
             raise self._late(queue, taken)
         parts: list[Sent] = [pickle.loads(facts) for facts, _ in taken]
-        cut = known
+        cut = None if parts[0].layout is not None else regrouped(known, parts[0].origin, self.world.size)
         layouts = [part.layout for part in parts if part.layout is not None]
         if layouts:
             if len(layouts) != self.world.size and any(part.share and not part.grouped for part in layouts):
@@ -131,7 +134,7 @@ class PoolEdges:
                     help=("take a number of prompts that the ranks divide",),
                 )
             cut = split(layouts, self.world.size)
-        assert cut is not None, "a column comes after its rows, or with them"
+        assert cut is not None
         own = cut[reader * size : (reader + 1) * size]
         needed = {part for one in own for part, _, _ in one.segments} or {0}
         fetched = ray.get([taken[part][1][0] for part in sorted(needed)])

@@ -2,8 +2,8 @@
 
 The plan says which box of which tensor goes where (`rlflow.reshard`); here boxes become slices of this rank's tensors,
 those for one peer are packed into one message per round, and every message says which version it is of and what its
-bytes sum to. Beside both layouts a rank holds one round's receive buffers and as much again for sending, together at
-most the plan's bucket.
+bytes sum to. Beside both layouts a rank holds two areas for what it receives and two for what it sends, together at
+most the plan's bucket. All rounds of a run use them in turn: the next one is on its way while one is unpacked.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from rlflow.reshard.shards import Sharding
 
 _HEADER = 32
 """Bytes before the elements of a message: version, elements and checksum as int64, and 8 to stay aligned."""
+_ALIGNED = 8
+"""Messages start at multiples of this."""
+_AREAS = 2
+"""For either direction: while one is on its way, the other is packed or unpacked."""
 
 Tensors = Mapping[str, torch.Tensor]
 """Local tensors of one rank, by the names of the reshard."""
@@ -50,7 +54,7 @@ class _Step:
 
 @dataclass
 class Moved:
-    """Bytes of one execution on this rank."""
+    """Bytes of one execution on this rank: of elements, and the most that all its buffers had, headers included."""
 
     sent: int = 0
     received: int = 0
@@ -58,11 +62,42 @@ class Moved:
     peak_buffers: int = 0
 
 
+class _Area:
+    """Memory for messages of one direction, carved from the front, and the messages in it that are on their way."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.nbytes = size
+        self.moving: list[tuple[int, torch.Tensor, dist.Work]] = []
+        """(peer, message, its transfer)."""
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def has(self, size: int) -> bool:
+        return self._used + size <= self.nbytes
+
+    def take(self, size: int) -> torch.Tensor:
+        found = self._memory[self._used : self._used + size]
+        self._used += _aligned(size)
+        return found
+
+    def arrived(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(peer, message), each when it has moved; afterwards the area is free."""
+        for peer, message, work in self.moving:
+            work.wait()
+            yield peer, message
+        self.moving, self._used = [], 0
+
+    def settle(self) -> None:
+        for _ in self.arrived():
+            pass
+
+
 class ReshardLinks:
     """This rank's part of a reshard. Ranks of source and target call `run` in the same order, on either side once per
     version.
 
-    `device`: this rank's number among the plan's devices. `rank_of`: device to rank of `group`.
+    `device`: this rank's number among the plan's devices. `rank_of`: device to rank of `group`. `dtype`: of what is
+    sent, the narrower one of both sides. ReshardError for a bucket that does not hold a row and messages' headers.
     """
 
     def __init__(
@@ -77,16 +112,24 @@ class ReshardLinks:
     ) -> None:
         self._plan, self._device, self._rank_of, self._group = plan, device, rank_of, group
         self._dtype, self._torch_device = dtype, torch_device
+        self._element_bytes = int(dtype.itemsize)
         self._before = Sharding(plan.catalogue, plan.source.layout, plan.source.storage)
         self._after = Sharding(plan.catalogue, plan.target.layout, plan.target.storage)
         self._source_rank = _place(plan.source.devices, device)
         self._target_rank = _place(plan.target.devices, device)
         self._copies = [pair for transfer in plan.copies({device}) for pair in self._paired(transfer)]
-        self._rounds: list[list[_Step]] = []
-        self._half = max(bucket_bytes // 2, 1)
+        self._steps: list[_Step] = []
         if plan.received_bytes:
-            buckets = plan_buckets(plan, bucket_bytes)
-            self._rounds = [self._steps(round_transfers(plan, units, {device})) for units in buckets.rounds]
+            # Both ends of all pairs must cut the same rounds, so that nothing of this rank alone may count here.
+            peers = len({*plan.source.devices, *plan.target.devices}) - 1
+            headers = 2 * peers * (_HEADER + _ALIGNED)
+            buckets = plan_buckets(plan, bucket_bytes // _AREAS - headers)
+            for units in buckets.rounds:
+                self._steps += self._steps_of(round_transfers(plan, units, {device}))
+        messages = [self._size(pieces) for step in self._steps for pieces in step.sends.values()]
+        largest = max((self._together(step.sends) for step in self._steps), default=0)
+        self._send_bytes = max(min(largest, bucket_bytes // (2 * _AREAS)), *map(_aligned, messages), 0)
+        self._receive_bytes = max((self._together(step.receives) for step in self._steps), default=0)
 
     @property
     def sends(self) -> bool:
@@ -103,72 +146,72 @@ class ReshardLinks:
         RunFailure RLF5018 for a message of another version or of other bytes than were sent.
         """
         moved = Moved()
+        areas = min(_AREAS, len(self._steps))
+        inward = [_Area(self._receive_bytes, self._torch_device) for _ in range(areas)]
+        outward = [_Area(self._send_bytes, self._torch_device) for _ in range(areas)]
+        moved.peak_buffers = sum(area.nbytes for area in (*inward, *outward))
         with torch.no_grad():
+            for step in self._steps[:1]:
+                self._post(step, inward[0])
             if source is not None and target is not None:
-                for here, there in self._copies:
-                    part = target[there.tensor][there.local]
-                    part.copy_(source[here.tensor][here.local].reshape(part.shape))
-                    moved.copied += there.elements * self._dtype.itemsize
-            for steps in self._rounds:
-                for step in steps:
-                    self._exchange(step, source, target, version, moved)
+                self._copy(source, target, moved)
+            for number, step in enumerate(self._steps):
+                if number + 1 < len(self._steps):
+                    self._post(self._steps[number + 1], inward[(number + 1) % areas])
+                self._send(step, target if step.forwarded else source, version, moved, outward[number % areas])
+                for peer, message in inward[number % areas].arrived():
+                    assert target is not None, "a rank that receives has the tensors"
+                    self._unpack(step.receives[peer], message, target, version, peer)
+                    moved.received += message.nbytes - _HEADER
+            for area in outward:
+                area.settle()
         return moved
+
+    def _copy(self, source: Tensors, target: Tensors, moved: Moved) -> None:
+        for here, there in self._copies:
+            part = target[there.tensor][there.local]
+            part.copy_(source[here.tensor][here.local].reshape(part.shape))
+            moved.copied += there.elements * self._element_bytes
 
     # --- one step of one round ---------------------------------------------------------------------------------------
 
-    def _exchange(
-        self, step: _Step, source: Tensors | None, target: Tensors | None, version: int, moved: Moved
-    ) -> None:
-        waiting: list[tuple[int, torch.Tensor, dist.Work]] = []
-        held = 0
+    def _post(self, step: _Step, area: _Area) -> None:
         for peer, pieces in step.receives.items():
-            buffer = self._buffer(pieces)
-            held += buffer.nbytes
-            waiting.append((peer, buffer, self._irecv(buffer, peer)))
-        sending: list[dist.Work] = []
-        sent = 0
+            message = area.take(self._size(pieces))
+            area.moving.append((peer, message, self._irecv(message, peer)))
+
+    def _send(self, step: _Step, tensors: Tensors | None, version: int, moved: Moved, area: _Area) -> None:
+        area.settle()
         for peer, pieces in step.sends.items():
-            tensors = target if step.forwarded else source
             assert tensors is not None, "a rank that sends has the tensors"
-            buffer = self._packed(pieces, tensors, version)
-            if sending and sent + buffer.nbytes > self._half:
-                # Receivers have posted everything of this step, so what is on its way arrives.
-                for work in sending:
-                    work.wait()
-                sending, sent = [], 0
-            sent += buffer.nbytes
-            moved.peak_buffers = max(moved.peak_buffers, held + sent)
-            moved.sent += buffer.nbytes - _HEADER
-            sending.append(self._isend(buffer, peer))
-        moved.peak_buffers = max(moved.peak_buffers, held + sent)
-        for peer, buffer, work in waiting:
-            work.wait()
-            assert target is not None, "a rank that receives has the tensors"
-            self._unpack(step.receives[peer], buffer, target, version, peer)
-            moved.received += buffer.nbytes - _HEADER
-        for work in sending:
-            work.wait()
+            if not area.has(self._size(pieces)):
+                # Receivers have posted everything of this step, or will without this rank: what is on its way arrives.
+                area.settle()
+            message = area.take(self._size(pieces))
+            self._pack(pieces, message, tensors, version)
+            area.moving.append((peer, message, self._isend(message, peer)))
+            moved.sent += message.nbytes - _HEADER
 
-    def _buffer(self, pieces: list[_Piece]) -> torch.Tensor:
-        elements = sum(piece.elements for piece in pieces)
-        size = _HEADER + elements * self._dtype.itemsize
-        return torch.empty(size + -size % 8, dtype=torch.uint8, device=self._torch_device)[:size]
+    def _size(self, pieces: list[_Piece]) -> int:
+        """Bytes of a message."""
+        return _HEADER + sum(piece.elements for piece in pieces) * self._element_bytes
 
-    def _packed(self, pieces: list[_Piece], tensors: Tensors, version: int) -> torch.Tensor:
-        buffer = self._buffer(pieces)
-        body = buffer[_HEADER:].view(self._dtype)
+    def _together(self, messages: Mapping[int, list[_Piece]]) -> int:
+        """Bytes of the messages of a step in an area."""
+        return sum(_aligned(self._size(pieces)) for pieces in messages.values())
+
+    def _pack(self, pieces: list[_Piece], message: torch.Tensor, tensors: Tensors, version: int) -> None:
+        body = message[_HEADER:].view(self._dtype)
         first = 0
         for piece in pieces:
             part = body[first : first + piece.elements]
             part.view(piece.shape).copy_(tensors[piece.tensor][piece.local].reshape(piece.shape))
             first += piece.elements
-        header = buffer[:_HEADER].view(torch.int64)
-        header[0], header[1], header[2] = version, first, _checksum(body)
-        return buffer
+        message[:_HEADER].view(torch.int64).copy_(torch.tensor([version, first, _checksum(body), 0]))
 
-    def _unpack(self, pieces: list[_Piece], buffer: torch.Tensor, tensors: Tensors, version: int, peer: int) -> None:
-        body = buffer[_HEADER:].view(self._dtype)
-        was, elements, checksum = buffer[:_HEADER].view(torch.int64)[:3].tolist()
+    def _unpack(self, pieces: list[_Piece], message: torch.Tensor, tensors: Tensors, version: int, peer: int) -> None:
+        body = message[_HEADER:].view(self._dtype)
+        was, elements, checksum = message[:_HEADER].view(torch.int64)[:3].tolist()
         if was != version:
             raise RunFailure(
                 "RLF5018",
@@ -198,7 +241,7 @@ class ReshardLinks:
 
     # --- from boxes to slices ----------------------------------------------------------------------------------------
 
-    def _steps(self, transfers: Iterable[Transfer]) -> list[_Step]:
+    def _steps_of(self, transfers: Iterable[Transfer]) -> list[_Step]:
         """By step; within a message pieces are in the order of the plan on both sides."""
         found: dict[int, _Step] = {}
         for transfer in transfers:
@@ -247,8 +290,15 @@ def _place(devices: tuple[int, ...], device: int) -> int | None:
     return devices.index(device) if device in devices else None
 
 
+def _aligned(size: int) -> int:
+    return size + -size % _ALIGNED
+
+
 def _checksum(body: torch.Tensor) -> int:
-    """Sum of the bytes as int32 words, which a changed or missing word changes; cheap beside sending them."""
-    size = body.nbytes - body.nbytes % 4
+    """Sum of the bytes as int64 words, which a changed or missing word changes; cheap beside sending them.
+
+    Words of the type that is summed: torch would otherwise convert all of them first, in memory that no cap knows of.
+    """
     raw = body.view(torch.uint8)
-    return int(raw[:size].view(torch.int32).sum(dtype=torch.int64)) + int(raw[size:].sum(dtype=torch.int64))
+    size = raw.nbytes - raw.nbytes % 8
+    return int(raw[:size].view(torch.int64).sum() + raw[size:].sum(dtype=torch.int64))

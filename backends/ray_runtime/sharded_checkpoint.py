@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from rlflow.backends.ray_runtime.heads import VALUE_HEAD, ValueHeadModel
 from rlflow.backends.ray_runtime.local_weights import renew
+from rlflow.backends.ray_runtime.models import save_configs, write_weights
 from rlflow.backends.ray_runtime.parallel.build import is_whole
 from rlflow.backends.ray_runtime.state import ModelState
 
 _BODY, _HEAD = "body.", "head."
 """How a value model names the parameters of its two parts."""
-_WEIGHTS = "model.safetensors"
 
 
 def is_sharded(model: ModelState) -> bool:
@@ -36,13 +36,13 @@ def save_sharded(model: ModelState, folder: Path, writes: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     loaded = model.loaded
     loaded.tokenizer.save_pretrained(folder)
-    model.config.save_pretrained(folder)
     if isinstance(loaded.model, ValueHeadModel):
+        model.config.save_pretrained(folder)
         save_file(_part(found, _HEAD), folder / VALUE_HEAD)
         found = _part(found, _BODY)
-    elif loaded.model.generation_config is not None:
-        loaded.model.generation_config.save_pretrained(folder)
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / _WEIGHTS, {"format": "pt"})
+    else:
+        save_configs(loaded.model, loaded, folder)
+    write_weights(found, folder)
 
 
 def load_sharded(model: ModelState, folder: Path) -> None:

@@ -69,6 +69,38 @@ def split(parts: Sequence[Layout], ranks: int) -> list[Split]:
     return [_rows_of(runs, range(low, high), None, grouped) for low, high in zip(cuts, ends, strict=True)]
 
 
+def regrouped(wanted: Sequence[Split] | None, origin: Sequence[Split] | None, ranks: int) -> list[Split]:
+    """Where the rows of each of `ranks` ranks lie in a column that other ranks have made.
+
+    Both splits count in the parts in which the rows themselves were made. `wanted`: how the rows came to these ranks,
+    None = they made them; `origin`: how they came to the ranks that made the column, None = those made them.
+    """
+    if wanted is None:
+        sizes = [0] * ranks
+        for one in origin or ():
+            for part, _, high in one.segments:
+                sizes[part] = max(sizes[part], high)
+        wanted = [Split(((rank, 0, size),), None, None, False) for rank, size in enumerate(sizes)]
+    if origin is None:
+        return list(wanted)
+    places: dict[int, list[tuple[int, int, int, int]]] = {}  # part to: rows, and where they begin in whose column
+    for number, one in enumerate(origin):
+        row = 0
+        for part, low, high in one.segments:
+            places.setdefault(part, []).append((low, high, number, row))
+            row += high - low
+    found = []
+    for one in wanted:
+        segments: list[Segment] = []
+        for part, low, high in one.segments:
+            for first, last, number, row in sorted(places.get(part, ())):
+                begin, end = max(low, first), min(high, last)
+                if begin < end:
+                    segments.append((number, row + begin - first, row + end - first))
+        found.append(Split(tuple(segments), one.groups, one.share, one.renumbered))
+    return found
+
+
 def _whole(parts: Sequence[Layout]) -> list[list[Segment]]:
     """The groups of the whole batch in the order of a single rank, each with where its rows lie."""
     order: list[tuple[int, int, int, int, Segment]] = []  # round, part, place in the part, group, rows

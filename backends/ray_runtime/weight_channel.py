@@ -111,12 +111,14 @@ class WeightChannel:
         self.version = version
 
     def close(self) -> None:
-        """Everything has left; the thread ends."""
+        """Everything has left, or what went wrong is raised; either way the thread ends."""
         if self._thread is not None:
-            self.settle()
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
+            try:
+                self.settle()
+            finally:
+                self._jobs.put(None)
+                self._thread.join()
+                self._thread = None
 
 
 def _told(error: BaseException, reshard: Reshard, version: int) -> BaseException:

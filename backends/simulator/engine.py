@@ -63,6 +63,10 @@ class Engine:
         self.version = version
         self._settings = settings
         self._ranks = [Rank(settings, version) for _ in range(settings.ranks)]
+        self._lags = [0] * settings.ranks
+        """Steps that a rank has taken and not been told of: nothing but decoding happened in them."""
+        self._stale = set(range(settings.ranks))
+        """Ranks whose next steps are to be formed."""
         self._pace = 1.0
         self._told = start
         """No command may be earlier."""
@@ -100,7 +104,7 @@ class Engine:
             self._step_count,
             self._busy,
             self._pauses,
-            sum(rank.generated for rank in ranks),
+            sum(rank.generated + rank.decoding * lag for rank, lag in zip(ranks, self._lags, strict=True)),
             sum(rank.prefilled for rank in ranks),
             sum(rank.preempted for rank in ranks),
         )
@@ -183,12 +187,32 @@ class Engine:
             steps = self._steps
             self._step_count += steps
             self._busy += now - self._now
-            for rank in self._ranks:
-                rank.advance(steps, now, events)
+            self._advance(steps, now, events)
         self._now = now
+        if self._inbox and self._publication is None:
+            self._catch_up(events)
         while self._inbox and self._publication is None:
             self._follow(self._inbox.popleft(), events)
         self._form()
+
+    def _advance(self, steps: int, now: float, events: list[EngineEvent]) -> None:
+        """Of many ranks most only decode on: they are told when something happens to them."""
+        lags = self._lags
+        for number, rank in enumerate(self._ranks):
+            lag = lags[number] + steps
+            if lag < rank.limit and rank.decodes_only:
+                lags[number] = lag
+                continue
+            lags[number] = 0
+            rank.advance(lag, now, events)
+            self._stale.add(number)
+
+    def _catch_up(self, events: list[EngineEvent]) -> None:
+        for number, (rank, lag) in enumerate(zip(self._ranks, self._lags, strict=True)):
+            if lag:
+                rank.advance(lag, self._now, events)
+                self._lags[number] = 0
+            self._stale.add(number)
 
     def _form(self) -> None:
         self._steps, self._until = 0, inf
@@ -198,21 +222,24 @@ class Engine:
         if self._paused:
             return
         ranks, pace = self._ranks, self._pace
+        for number in self._stale:
+            ranks[number].form()
+        self._stale.clear()
         if len(ranks) == 1:
             (rank,) = ranks
-            rank.form()
             steps = rank.limit
             if steps == FOREVER:
                 return
             # As `Piece.until`, without making one for every event.
             seconds = steps * (rank.base * pace) + rank.slope * pace * (steps * (steps - 1) / 2)
         else:
-            for rank in ranks:
-                rank.form()
-            steps = min(rank.limit for rank in ranks)
+            lagging = list(zip(ranks, self._lags, strict=True))
+            # A rank without requests has no limit, whatever its lag is.
+            steps = min(rank.limit - lag if rank.limit != FOREVER else FOREVER for rank, lag in lagging)
             if steps == FOREVER:
                 return
-            self._pieces, seconds = envelope([(rank.base * pace, rank.slope * pace) for rank in ranks], steps)
+            lines = [((rank.base + rank.slope * lag) * pace, rank.slope * pace) for rank, lag in lagging]
+            self._pieces, seconds = envelope(lines, steps)
         self._steps = steps
         self._until = self._now + seconds
 

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from rlflow.backends.simulator.engine_blocks import steps_to_exceed, taken
 from rlflow.backends.simulator.engine_job import Job, extended
 from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Segments
+from rlflow.backends.simulator.engine_owed import Owed
 from rlflow.backends.simulator.engine_settings import EngineSettings, PrefillCost
 
 FOREVER = 1 << 62
@@ -28,6 +29,9 @@ class Rank:
         self._slots = settings.slots
         self._block = settings.block
         self._spare = settings.spare_blocks
+        self._owed = (
+            Owed(settings.expected, settings.block) if settings.expected and settings.kv_blocks is not None else None
+        )
         self._bounded = settings.kv_blocks is not None
         self._capacity = FOREVER if settings.kv_blocks is None else settings.kv_blocks
         self._budget = FOREVER if settings.step_tokens is None else settings.step_tokens
@@ -48,7 +52,8 @@ class Rank:
         self._eras: list[tuple[int, int]] = [(0, version)]
         """(offset, version) from which each version was used."""
         self._offset = 0
-        self._decoding = 0
+        self.decoding = 0
+        """Requests whose context is computed."""
         self._held = 0
         """Tokens of the decoding requests."""
         self._used = 0
@@ -100,6 +105,11 @@ class Rank:
                 self._ready(job, job.prompt + job.generated)
         self._eras.append((self._offset, version))
 
+    @property
+    def decodes_only(self) -> bool:
+        """Whether steps short of `limit` change nothing but what decoding requests have generated."""
+        return not self._pending
+
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def form(self) -> None:
@@ -107,7 +117,7 @@ class Rank:
         pending, running, served = self._pending, self.running, self._served
         if not running:
             self._refused = False
-        left = self._budget - self._decoding if self._mixed else self._budget
+        left = self._budget - self.decoding if self._mixed else self._budget
         if served:
             served.clear()
         for job in pending:
@@ -116,7 +126,7 @@ class Rank:
             left -= self._serve(job, job.prompt + job.generated, left)
         if self.waiting and not self._refused and left > 0 and len(running) < self._slots:
             self._admit(left)
-        decoding = 0 if pending and not self._mixed else self._decoding
+        decoding = 0 if pending and not self._mixed else self.decoding
         cost = self._costs.get(decoding)
         if cost is None:
             fixed, request, token = self._settings.step.affine(decoding)
@@ -138,7 +148,7 @@ class Rank:
         """After so many of the steps formed: requests that finished, in the order in which they began to decode, and
         those thrown out."""
         self._refused = False
-        decoding = self._decoding
+        decoding = self.decoding
         if decoding and (self._mixed or not self._pending):
             offset = self._offset
             if self._bounded:
@@ -146,6 +156,8 @@ class Rank:
             self._held += decoding * steps
             self.generated += decoding * steps
             self._offset = offset = offset + steps
+            if self._owed is not None:
+                self._owed.advance(steps, offset)
             heap = self._completions
             while heap and heap[0][0] <= offset:
                 _, ticket, job = heappop(heap)
@@ -174,12 +186,13 @@ class Rank:
             known = prefix is not None and prefix in prefixes
             if known:
                 need -= job.shared // block
-            # The spare blocks are for those that run: if none does, they are free.
-            if self._bounded and need > self._capacity - self._used - (self._spare if running else 0):
+            if self._bounded and need > self._capacity - self._used - self._kept_free(job):
                 break
             self._used += need
             del waiting[job.id]
             running[job.id] = job
+            if self._owed is not None:
+                self._owed.enter(job)
             if prefix is not None:
                 prefixes[prefix] = prefixes.get(prefix, 0) + 1
             job.computed = job.shared if known else 0
@@ -187,6 +200,14 @@ class Rank:
                 left -= self._serve(job, context, left)
             elif self._mixed:
                 left -= 1
+
+    def _kept_free(self, job: Job) -> int:
+        """Blocks that admission of a request leaves to those that run: none if none does."""
+        if not self.running:
+            return 0
+        if self._owed is None:
+            return self._spare
+        return self._spare + self._owed.blocks + self._owed.of(job, job.generated)
 
     def _serve(self, job: Job, context: int, left: int) -> int:
         tokens = context - job.computed
@@ -218,7 +239,7 @@ class Rank:
         steps = heap[0][0] - self._offset
         if not self._bounded:
             return steps
-        free, decoding = self._capacity - self._used, self._decoding
+        free, decoding = self._capacity - self._used, self.decoding
         if decoding * (steps // self._block + 1) <= free:
             return steps
         return min(steps, steps_to_exceed(self._phases, decoding, self._offset, free))
@@ -241,9 +262,11 @@ class Rank:
         job.ticket = self._tickets
         self._tickets += 1
         heappush(self._completions, (offset + job.length - job.generated, job.ticket, job))
-        self._decoding += 1
+        self.decoding += 1
         self._held += context
         self._phases[phase] += 1
+        if self._owed is not None:
+            self._owed.begin(job, offset)
 
     def _halt(self, job: Job) -> None:
         """It stops decoding: what it has generated is counted."""
@@ -257,9 +280,11 @@ class Rank:
             job.segments = extended(job.segments, eras[last][1], offset - begin)
         elif offset > begin:
             job.segments = ((eras[last][1], offset - begin),)
+        if self._owed is not None:
+            self._owed.halt(job, offset)
         job.generated += offset - job.joined
         job.ticket = -1
-        self._decoding -= 1
+        self.decoding -= 1
         self._held -= job.prompt + job.generated
         self._phases[job.phase] -= 1
 
@@ -269,6 +294,8 @@ class Rank:
         if not prefilling:
             self._halt(job)
         del self.running[job.id]
+        if self._owed is not None:
+            self._owed.leave(job)
         self._used -= (job.prompt + job.generated) // self._block + 1
         if job.prefix is not None:
             others = self._prefixes[job.prefix] - 1

@@ -89,6 +89,10 @@ class EngineSettings:
     """Tokens of a block."""
     spare_blocks: int = 0
     """That admission leaves free while requests run, so that new ones are not thrown out at once (vLLM's watermark)."""
+    expected: int = 0
+    """Tokens of a response that admission reckons with: while requests run, another is let in only if the cache has
+    room also for what it and they still lack of so many. 0: what is there now decides, as in vLLM, so that a full cache
+    throws out and computes again. SGLang reckons with a share of the longest response (`new_token_ratio`)."""
     prefill: PrefillCost | None = None
     """None: contexts cost nothing and are there at once."""
     step_tokens: int | None = None
@@ -104,8 +108,8 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if min(self.slots, self.block, self.ranks) < 1 or (self.kv_blocks is not None and self.kv_blocks < 1):
             raise EngineError("an engine has at least one slot, rank and block of at least one token")
-        if self.spare_blocks < 0:
-            raise EngineError("spare blocks are at least 0")
+        if min(self.spare_blocks, self.expected) < 0:
+            raise EngineError("spare blocks and expected tokens are at least 0")
         if self.step_tokens is not None:
             if self.prefill is None:
                 raise EngineError("a limit on the tokens of a step needs the costs of prefill")

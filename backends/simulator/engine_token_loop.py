@@ -80,6 +80,11 @@ class _Rank:
         own = sum(self.settings.blocks(s.context + 1) - self.settings.blocks(self.shared(s)) for s in running)
         return own + sum(self.settings.blocks(tokens) for tokens in prompts.values())
 
+    def expected(self, running: list[_Sample]) -> int:
+        """Blocks that responses of the expected length need beyond what is there."""
+        blocks, tokens = self.settings.blocks, self.settings.expected
+        return sum(max(0, blocks(s.request.prompt + tokens) - blocks(s.context + 1)) for s in running)
+
     def fits(self, running: list[_Sample], spare: int = 0) -> bool:
         return self.settings.kv_blocks is None or self.blocks(running) + spare <= self.settings.kv_blocks
 
@@ -110,7 +115,9 @@ class _Rank:
                 left -= self._compute(sample, left, known)
         while self.waiting and left > 0 and len(self.running) < settings.slots:
             sample = self.waiting[0]
-            spare = settings.spare_blocks if self.running else 0
+            spare = 0
+            if self.running:
+                spare = settings.spare_blocks + self.expected([*self.running, sample])
             if self.refused or not self.fits([*self.running, sample], spare):
                 break
             self.running.append(self.waiting.pop(0))

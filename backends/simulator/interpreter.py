@@ -14,7 +14,7 @@ from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.resources import transfer
 from rlflow.backends.simulator.run_durations import CHECKPOINT
 from rlflow.ir.flow import STEP, reads_model
-from rlflow.ir.ops import Generate, Score, Train
+from rlflow.ir.ops import Generate, Join, Score, Train
 from rlflow.plan import (
     Instruction,
     MoveObject,
@@ -154,9 +154,14 @@ class Lane:
             return started
         sources = [source for source in stage.inputs.values() if world.edge(source, self._phase) is not None]
         for source in sources:
-            yield from self._share(source, 0.0)
+            yield from (self._whole(source) if isinstance(stage.op, Join) else self._share(source, 0.0))
         started = world.clock.now
         yield from self._work(stage, step, sources)
+        if stage.id in world.filters and self._phase == STEP:
+            for source in sources:
+                yield from self._whole(source)
+            while world.filters[stage.id].further(step):
+                yield from self._again(world.filters[stage.id].above, step)
         if isinstance(stage.op, Train):
             world.trained(stage.op.model, step)
         return started
@@ -187,13 +192,43 @@ class Lane:
                 return
             yield from self._share(slowest, share)
 
+    def _again(self, stages: frozenset[str], step: int) -> Process:
+        """The instructions of these stages once more, with further prompts: a block of time each."""
+        world, pool = self._world, self._pool
+        for instruction in self._program.step:
+            if not isinstance(instruction, TakeRows | RunStage | WaitStage) or instruction.stage not in stages:
+                continue
+            stage, us = world.stage(instruction.stage), world.durations.of(instruction.stage, step)
+            if isinstance(instruction, WaitStage):
+                while (stage.id, self._batch) not in self._done:
+                    yield Wait(self._collected, f"the result of {stage.id} for a further round")
+                self._done.discard((stage.id, self._batch))
+            elif isinstance(stage.op, Score):
+                world.clock.start(stage.id, self._call_again(stage, us, step, self._batch))
+            elif not (isinstance(instruction, TakeRows) and instruction.queue):
+                world.hold(pool)
+                began = world.clock.now
+                yield us
+                world.worked(pool, began, 1.0)
+                world.release(pool)
+
+    def _call_again(self, stage: Stage, us: Time, step: int, batch: int) -> Process:
+        started = self._world.clock.now
+        yield from self._world.workers[stage.pool].call(us)
+        self._world.note_call(stage, step, started)
+        self._done.add((stage.id, batch))
+        self._world.clock.fire(self._collected)
+
     def _call(self, stage: Stage, step: int, batch: int) -> Process:
         """A Python stage on its workers."""
         world = self._world
         for queue in world.queues_of(stage.id):
             yield from queue.reserve(batch)
         started = world.clock.now
-        yield from world.workers[stage.pool].call(world.durations.of(stage.id, step))
+        us = world.durations.of(stage.id, step)
+        if stage.id in world.calls and stage.phase == STEP:
+            us *= world.calls[stage.id].stretch(step)
+        yield from world.workers[stage.pool].call(us)
         world.note_call(stage, step, started)
         self._done.add((stage.id, batch))
         world.clock.fire(self._collected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,9 @@ from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_queues import BatchQueue
 from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.resources import PoolLinks, Workers
+from rlflow.backends.simulator.run_calls import Calls
 from rlflow.backends.simulator.run_durations import Durations
+from rlflow.backends.simulator.run_filters import Filter
 from rlflow.ir.flow import STEP, reads_model
 from rlflow.ir.ops import Score
 from rlflow.plan import Instruction, Plan, PublishWeights, RunStage, Stage, TakeRows, WaitStage
@@ -65,6 +67,10 @@ class World:
     edges: dict[str, Edge]
     servers: dict[str, Server]
     weights: WeightBook
+    filters: Mapping[str, Filter] = field(default_factory=dict)
+    """Stages that drop groups and sample further prompts, where it is said how many they keep."""
+    calls: Mapping[str, Calls] = field(default_factory=dict)
+    """Reward stages whose calls fail now and then."""
     record: Record = field(default_factory=Record)
     queues: dict[str, BatchQueue] = field(init=False)
     links: dict[str, PoolLinks] = field(init=False)

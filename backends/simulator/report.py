@@ -10,10 +10,12 @@ from typing import Any
 
 from rlflow.backends.simulator.clock import Time
 from rlflow.backends.simulator.interpreter_world import World
+from rlflow.backends.simulator.run_calls import Calls
 from rlflow.backends.simulator.run_durations import uncounted
 from rlflow.backends.simulator.run_engines import EngineServer
+from rlflow.backends.simulator.run_filters import Filter
 
-MOVES = frozenset({"reshard", "offload", "onload", "drop"})
+MOVES = frozenset({"reshard", "offload", "onload", "drop", "save"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,39 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ThrownOut:
+    """Samples that a full cache threw out of the engines of a stage, over one step."""
+
+    samples: float
+    """Each as often as it was thrown out."""
+    tokens: float
+    """Of their contexts, which are computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refills:
+    """Of a stage that drops groups and samples further prompts, over the measured steps."""
+
+    rounds: float
+    """Of a step, on average; 1 = no refill."""
+    most: int
+    short: float
+    """Share of the steps that have too few groups after the last round."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCalls:
+    """Of a reward stage whose calls fail now and then, over the measured steps."""
+
+    tries: float
+    """Of a sample, on average."""
+    lost: float
+    """Share of the samples without a score after the last try."""
+    stops: float
+    """Share of the steps at which the run would stop, by its rule; it is simulated as if it went on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Of one simulation. Times in microseconds; shares, ages and depths are over the measured steps only."""
 
@@ -62,6 +97,10 @@ class Result:
     tokens_per_step: float
     """Prompt and response tokens that a step trains on: drawn ones, or the assumed mean. 0 = not known."""
     tokens_drawn: bool
+    thrown_out: Mapping[str, ThrownOut]
+    """Generate stages that ran sample by sample."""
+    failed_calls: Mapping[str, FailedCalls]
+    refills: Mapping[str, Refills]
     queues: Mapping[str, QueueUse]
     links: Mapping[str, LinkUse]
     peak_bytes: Mapping[str, tuple[int, int]]
@@ -129,6 +168,15 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
         },
         tokens_per_step=tokens,
         tokens_drawn=drawn,
+        thrown_out={
+            name: _thrown_out([tokens for when, tokens in server.thrown_out if start < when <= end], steps)
+            for name, server in world.servers.items()
+            if isinstance(server, EngineServer)
+        },
+        failed_calls={
+            name: _failed_calls(calls, range(warm_up, warm_up + steps)) for name, calls in world.calls.items()
+        },
+        refills={name: _refills(filter, range(warm_up, warm_up + steps)) for name, filter in world.filters.items()},
         queues={
             name: QueueUse(queue.spec.capacity, *_depth(queue.depths, start, end))
             for name, queue in world.queues.items()
@@ -154,6 +202,24 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
             if edge.trained_elsewhere
         },
     )
+
+
+def _thrown_out(tokens: Sequence[int], steps: int) -> ThrownOut:
+    return ThrownOut(len(tokens) / steps, sum(tokens) / steps)
+
+
+def _failed_calls(calls: Calls, steps: range) -> FailedCalls:
+    samples = calls.rows * len(steps)
+    lost = [calls.lost.get(step, 0) for step in steps]
+    stops = 0 if calls.drops else sum(count > 0 for count in lost)
+    return FailedCalls(
+        sum(calls.tries.get(step, calls.rows) for step in steps) / samples, sum(lost) / samples, stops / len(steps)
+    )
+
+
+def _refills(filter: Filter, steps: range) -> Refills:
+    rounds = [filter.rounds.get(step, 1) for step in steps]
+    return Refills(sum(rounds) / len(rounds), max(rounds), len(filter.short & set(steps)) / len(rounds))
 
 
 def period_of(ends: Sequence[Time], warm_up: int, repeats: bool) -> Time:

@@ -8,6 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from rlflow.backends.simulator.failures import Forecast
 from rlflow.backends.simulator.report import Result
 
 _STUDENT = (
@@ -23,6 +24,11 @@ class Mean:
 
     value: float
     half: float | None
+
+    @property
+    def interval(self) -> list[float] | None:
+        """[low, high]"""
+        return None if self.half is None else [self.value - self.half, self.value + self.half]
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
@@ -44,6 +50,8 @@ class Study:
     """At least one."""
     sampled: bool
     """Whether lengths were drawn; else every stage took the time of its estimate."""
+    failing: Forecast | None = None
+    """What failures of hosts would make of it, if that was asked."""
 
     def __post_init__(self) -> None:
         if not self.results:
@@ -70,14 +78,14 @@ class Study:
     def to_json(self) -> dict[str, Any]:
         """Seconds, shares, bytes and steps; an interval is [low, high] or null."""
         first, period = self.first, self.mean(lambda r: float(r.period) / 1e6)
+        tokens = self.mean(lambda r: r.tokens_per_second)
         return {
             "seeds": len(self.results) if self.sampled else 0,
             "steps": len(first.ends) - first.warm_up,
             "step_s": period.value,
-            "step_s_interval": None
-            if period.half is None
-            else [period.value - period.half, period.value + period.half],
-            "tokens_per_s": self.mean(lambda r: r.tokens_per_second).value if first.tokens_per_step else None,
+            "step_s_interval": period.interval,
+            "tokens_per_s": tokens.value if first.tokens_per_step else None,
+            "tokens_per_s_interval": tokens.interval if first.tokens_per_step else None,
             "tokens_are": "drawn" if first.tokens_drawn else "assumed",
             "bubble": self.mean(lambda r: r.bubble).value,
             "pools": {
@@ -96,6 +104,28 @@ class Study:
                 }
                 for stage, ages in self.ages.items()
             },
+            "thrown_out": {
+                stage: {
+                    "samples_per_step": self.mean(lambda r, stage=stage: r.thrown_out[stage].samples).value,  # type: ignore[misc]
+                    "tokens_per_step": self.mean(lambda r, stage=stage: r.thrown_out[stage].tokens).value,  # type: ignore[misc]
+                }
+                for stage in first.thrown_out
+            },
+            "failed_calls": {
+                stage: {
+                    what: self.mean(lambda r, stage=stage, what=what: getattr(r.failed_calls[stage], what)).value  # type: ignore[misc]
+                    for what in ("tries", "lost", "stops")
+                }
+                for stage in first.failed_calls
+            },
+            "refills": {
+                stage: {
+                    "rounds": self.mean(lambda r, stage=stage: r.refills[stage].rounds).value,  # type: ignore[misc]
+                    "most": max(r.refills[stage].most for r in self.results),
+                    "short": self.mean(lambda r, stage=stage: r.refills[stage].short).value,  # type: ignore[misc]
+                }
+                for stage in first.refills
+            },
             "queues": {
                 name: {
                     "capacity": queue.capacity,
@@ -107,4 +137,4 @@ class Study:
             "links": {name: {"bytes_per_step": link.bytes, "busy": link.busy} for name, link in first.links.items()},
             "memory": {pool: {"peak": peak, "capacity": room} for pool, (peak, room) in first.peak_bytes.items()},
             "not_counted": list(first.uncounted),
-        }
+        } | ({} if self.failing is None else {"failures": self.failing.to_json()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from rlflow.amounts import seconds, size
 from rlflow.backends.simulator.report import Result
@@ -16,11 +17,18 @@ _ROWS = 5
 def study_lines(plan: Plan, study: Study) -> list[str]:
     """At most 40 lines for a plan with up to five pools."""
     first = study.first
-    made = f"lengths drawn with {_count(len(study.results), 'seed')}" if study.sampled else "stages as estimated"
+    seeds = _count(len(study.results), "seed")
+    made = f"lengths drawn with {seeds}" if study.sampled else "stages as estimated"
+    if not study.sampled and len(study.results) > 1:
+        made += f", {seeds}"
     steps = len(first.ends) - first.warm_up
     lines = [f"flow {plan.flow} on cluster {plan.cluster}: {_count(steps, 'step')}, {made}", *_time(plan, study)]
+    lines += _failures(study)
     lines += _pools(study)
     lines += _ages(study)
+    lines += _failed_calls(study)
+    lines += _refills(study)
+    lines += _thrown_out(study)
     lines += _queues(study)
     lines += _links(study)
     if first.uncounted:
@@ -31,7 +39,8 @@ def study_lines(plan: Plan, study: Study) -> list[str]:
 
 def sweep_lines(columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Study | str]]) -> list[str]:
     """A table: the values of the columns, and what became of them; a text says why there is no plan."""
-    table = [[*columns, "step", "tokens/s", "idle", "worst age"]]
+    failing = any(study.failing for _, study in rows if not isinstance(study, str))
+    table = [[*columns, "step", "tokens/s", "idle", "worst age", *(["lost to failures"] if failing else [])]]
     for values, study in rows:
         if isinstance(study, str):
             table.append([*values, study])
@@ -41,7 +50,9 @@ def sweep_lines(columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Stud
         rate = study.mean(lambda r: r.tokens_per_second).value
         age = max((age for ages in study.ages.values() for age in ages), default=0)
         tokens = _rate(rate) if result.tokens_per_step else "not known"
-        table.append([*values, _interval(period), tokens, f"{study.mean(lambda r: r.bubble).value:.0%}", str(age)])
+        cells = [*values, _interval(period), tokens, f"{study.mean(lambda r: r.bubble).value:.0%}", str(age)]
+        lost = None if study.failing is None else study.failing.lost
+        table.append([*cells, *([_percent(lost) if lost is not None else "all"] if failing else [])])
     return _aligned(table)
 
 
@@ -57,6 +68,30 @@ def _time(plan: Plan, study: Study) -> list[str]:
         how = "drawn lengths" if study.first.tokens_drawn else "assumed lengths"
         lines.append(f"{_rate(rate)} tokens/s, prompts and responses ({how}); {_rate(rate / devices)} a device")
     return lines
+
+
+def _failures(study: Study) -> list[str]:
+    found = study.failing
+    if found is None:
+        return []
+    words = f"with a failure of {_count(found.hosts, 'host')} every {_hours(found.between_s)}: "
+    if found.step_s is None:
+        words += "all is lost, since there is no checkpoint before the end"
+    elif found.step_s == inf:
+        words += f"no end, since {found.every} steps from one checkpoint to the next never pass without one"
+    else:
+        words += f"a step every {seconds(round(found.step_s * 1e6))}, {_percent(found.lost or 0.0)} of the time lost"
+    steps = _count(found.best_every, "step")
+    best = f"  a checkpoint every {steps} would be best: {_percent(found.best_lost)} lost"
+    if found.every == found.best_every:
+        best = f"  a checkpoint every {steps}, as here, is best"
+    if not found.checkpoint_s:
+        best += " (checkpoints taken as no time; `--stage checkpoint=SECONDS`)"
+    return [words, best]
+
+
+def _hours(s: float) -> str:
+    return f"{s / 3600:.3g} h" if s >= 36_000 else seconds(round(s * 1e6))
 
 
 def _pools(study: Study) -> list[str]:
@@ -87,6 +122,42 @@ def _ages(study: Study) -> list[str]:
         promised = study.first.promised[stage]
         bound = "no bound is promised" if promised is None else f"at most {promised} is promised"
         lines.append(f"age of the samples of {stage}, in steps: {shown}; {bound}")
+    return lines
+
+
+def _failed_calls(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.failed_calls:
+        tries, lost, stops = (
+            study.mean(lambda r, stage=stage, what=what: getattr(r.failed_calls[stage], what)).value  # type: ignore[misc]
+            for what in ("tries", "lost", "stops")
+        )
+        words = f"calls of {stage}: {tries:.3g} tries a sample, {_percent(lost)} of the samples without a score"
+        lines.append(words + (f"; at {_percent(stops)} of the steps the run would stop" if stops else ""))
+    return lines
+
+
+def _refills(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.refills:
+        rounds = study.mean(lambda r, stage=stage: r.refills[stage].rounds).value  # type: ignore[misc]
+        short = study.mean(lambda r, stage=stage: r.refills[stage].short).value  # type: ignore[misc]
+        most = max(r.refills[stage].most for r in study.results)
+        words = f"rounds of sampling for {stage}: {rounds:.2f} a step on average, at most {most}"
+        lines.append(words + (f"; {_percent(short)} of the steps end with too few groups" if short else ""))
+    return lines
+
+
+def _thrown_out(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.thrown_out:
+        samples = study.mean(lambda r, stage=stage: r.thrown_out[stage].samples).value  # type: ignore[misc]
+        tokens = study.mean(lambda r, stage=stage: r.thrown_out[stage].tokens).value  # type: ignore[misc]
+        if samples:
+            lines.append(
+                f"thrown out of the full cache of {stage}: {_rate(samples)} samples a step, "
+                f"{_rate(tokens)} tokens computed again (see --headroom)"
+            )
     return lines
 
 

@@ -12,10 +12,13 @@ from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.report import Result, result_of
 from rlflow.backends.simulator.run_blocks import BlockServer
+from rlflow.backends.simulator.run_calls import calls_of
 from rlflow.backends.simulator.run_durations import CHECKPOINT, Draw, durations_of
 from rlflow.backends.simulator.run_engines import EngineServer
+from rlflow.backends.simulator.run_filters import filters_of
 from rlflow.backends.simulator.run_lengths import lengths_of
 from rlflow.backends.simulator.run_rows import rows_of
+from rlflow.backends.simulator.run_turns import Turns, turns_of
 from rlflow.diagnostics import RunFailure
 from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
@@ -37,11 +40,22 @@ class Options:
     stated: Mapping[str, float] = field(default_factory=dict)
     """Stage, `reshard MODEL` or `checkpoint` to its seconds, in place of the estimate. A generate stage with a stated
     time is one block of it."""
+    headroom: int | None = None
+    """Tokens of a response for which engines keep room in the cache when they admit another; None: what
+    `rlflow.cost.occupancy.headroom` says."""
+    keep: Mapping[str, float] = field(default_factory=dict)
+    """`mixed_groups` stage to the share of its groups that it keeps; the others are replaced by further prompts."""
+    failing: Mapping[str, float] = field(default_factory=dict)
+    """Reward stage to the share of the tries to score a sample that fail."""
+    turns: Mapping[str, float] = field(default_factory=dict)
+    """Generate stage to the mean seconds that its environment takes between two turns."""
     evaluations: bool = False
     draw: Draw | None = None
     """Changes every time, stage by stage and step by step."""
 
     def __post_init__(self) -> None:
+        if self.headroom is not None and self.headroom < 0:
+            raise ValueError(f"a headroom of {self.headroom} tokens: at least 0")
         if self.steps < 1 or (self.warm_up is not None and self.warm_up < 0):
             raise ValueError(f"{self.steps} steps after {self.warm_up} to warm up: at least 1 and 0")
 
@@ -59,10 +73,13 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     total = warm_up + options.steps + lag  # pools that are ahead go on to the end of the last measured step
     clock = Clock()
     edges: dict[str, Edge] = {}
-    world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock))
+    seed = plan.seed if options.seed is None else options.seed
+    filters, calls = filters_of(plan, options.keep, seed), calls_of(plan, options.failing, seed)
+    world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters, calls)
+    turns = turns_of(plan, options.turns, seed)
     for stage in plan.stages:
         if isinstance(stage.op, Generate) and stage.phase == STEP:
-            _serve(world, stage, options)
+            _serve(world, stage, options, turns.get(stage.id))
     for program in plan.programs:
         clock.start(f"pool {program.pool}", Lane(world, program).run(total, options.evaluations))
     stuck = clock.run()
@@ -75,12 +92,11 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
         )
     saves = any(isinstance(i, SaveCheckpoint) and i.every for program in plan.programs for i in program.step)
     saving = saves and bool(durations.us.get(CHECKPOINT))
-    return result_of(
-        world, warm_up, options.steps, repeats=options.draw is None and not options.evaluations and not saving
-    )
+    varies = options.draw is not None or options.evaluations or saving or bool(filters) or bool(calls)
+    return result_of(world, warm_up, options.steps, repeats=not varies)
 
 
-def _serve(world: World, stage: Stage, options: Options) -> None:
+def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) -> None:
     """The edge of a generate stage, and what runs it."""
     assert isinstance(stage.op, Generate)
     channel = world.weights.channel(stage.op.model)
@@ -94,9 +110,10 @@ def _serve(world: World, stage: Stage, options: Options) -> None:
     if engine:
         assert facts is not None
         assert options.seed is not None
-        world.servers[stage.id] = EngineServer(world, edge, facts, lengths_of(facts, options.seed, stage.id))
+        lengths = lengths_of(facts, options.seed, stage.id)
+        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns)
     else:
-        world.servers[stage.id] = BlockServer(world, edge)
+        world.servers[stage.id] = BlockServer(world, edge, turns)
         world.weights.loads[stage.id].append(edge.load)
 
 

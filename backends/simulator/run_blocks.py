@@ -5,12 +5,14 @@ from __future__ import annotations
 from rlflow.backends.simulator.clock import Process, Wait
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_world import World
+from rlflow.backends.simulator.run_turns import Turns
 
 
 class BlockServer:
     """Takes the time of the plan's estimate. One sample of the controller stands for the batch."""
 
-    def __init__(self, world: World, edge: Edge) -> None:
+    def __init__(self, world: World, edge: Edge, turns: Turns | None = None) -> None:
+        self._turns = turns
         self._world = world
         self._edge = edge
 
@@ -25,6 +27,8 @@ class BlockServer:
         began = world.clock.now
         yield world.durations.of(edge.stage.id, step)
         world.worked(edge.stage.pool, began, 1.0)
+        if self._turns is not None:
+            yield self._turns.block_us
         for id in ids:
             controller.finish(id)
         if not edge.trained_elsewhere:

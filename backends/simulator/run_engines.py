@@ -18,6 +18,9 @@ from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Segm
 from rlflow.backends.simulator.engine_settings import Band, BandedStep, EngineSettings, PrefillCost
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_world import World
+from rlflow.backends.simulator.run_lengths import assumed_lengths
+from rlflow.backends.simulator.run_turns import Turns
+from rlflow.cost.occupancy import headroom
 from rlflow.plan_decisions import EngineEstimate
 from rlflow.protocol.samples import Phase
 
@@ -25,12 +28,13 @@ Length = Callable[[int, int], int]
 """(prompt, sample of the prompt), both from 0, to the tokens of its response, at least 1."""
 
 
-def settings_of_engine(facts: EngineEstimate) -> EngineSettings:
-    """One engine, or those that share experts in lock step."""
+def settings_of_engine(facts: EngineEstimate, expected: int = 0) -> EngineSettings:
+    """One engine, or those that share experts in lock step; `expected` tokens of a response, at admission."""
     return EngineSettings(
         step=BandedStep(tuple(Band(b, fixed, each, facts.token_s) for b, fixed, each in facts.bands)),
         slots=facts.slots,
         kv_blocks=facts.kv_tokens,
+        expected=expected,
         prefill=PrefillCost(facts.prefill_token_s, facts.prefill_square_s, facts.prefill_context_s),
         step_tokens=max(facts.prefill_tokens, facts.slots),
         ranks=facts.lock_step,
@@ -40,12 +44,25 @@ def settings_of_engine(facts: EngineEstimate) -> EngineSettings:
 class EngineServer:
     """All engines of one stage. Times of the engines are seconds, those of the world microseconds."""
 
-    def __init__(self, world: World, edge: Edge, facts: EngineEstimate, length: Length) -> None:
+    def __init__(
+        self,
+        world: World,
+        edge: Edge,
+        facts: EngineEstimate,
+        length: Length,
+        expected: int | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """`expected`: tokens of a response that engines reckon with at admission; None: as the estimates assume for as
+        many samples as may be under way at once. `turns` of a response, between which it leaves its engine."""
         self._world = world
         self._edge = edge
         self._facts = facts
         self._length = length
-        settings = settings_of_engine(facts)
+        if expected is None:
+            at_once = -(-edge.controller.gate.window // facts.replicas)
+            expected = headroom(assumed_lengths(facts), facts.prompt_tokens, at_once, facts.slots, facts.kv_tokens)
+        settings = settings_of_engine(facts, expected)
         self._engines = [Engine(settings) for _ in range(max(1, facts.replicas // facts.lock_step))]
         self._slots = facts.slots * facts.lock_step
         self._loads = [0] * len(self._engines)
@@ -57,6 +74,9 @@ class EngineServer:
         self._new: deque[int] = deque()
         self._resumed: list[int] = []
         """Heap of samples that were interrupted."""
+        self._turns = turns
+        self._turn: dict[int, int] = {}
+        """The turn of a sample, from 2 on."""
         self._made: dict[int, Segments] = {}
         """What interrupted samples have made already."""
         self._engine_of: dict[int, int] = {}
@@ -67,6 +87,8 @@ class EngineServer:
         self._holds = 0
         self._pace = 1.0
         self._busy_since: Time = 0
+        self.thrown_out: list[tuple[Time, int]] = []
+        """(when a full cache threw a sample out, tokens of its context, which are computed again)."""
         edge.listeners.append(self._settle)
         edge.dropping.append(self._abort)
         world.weights.loads[edge.stage.id].append(self._load)
@@ -132,6 +154,7 @@ class EngineServer:
         leaving: dict[int, list[int]] = {}
         for id in ids:
             self._made.pop(id, None)
+            self._turn.pop(id, None)
             if id in self._engine_of:
                 leaving.setdefault(self._engine_of[id], []).append(id)
         for number, gone in leaving.items():
@@ -163,7 +186,10 @@ class EngineServer:
             self._loads[number] += 1
             member = controller.groups[sample.group].members.index(id)
             segments = self._made.pop(id, ())
-            length = max(self._length(sample.group, member), sum(tokens for _, tokens in segments) + 1)
+            length = self._length(sample.group, member)
+            if self._turns is not None:
+                length = self._turns.end(length, self._turn.get(id, 1))
+            length = max(length, sum(tokens for _, tokens in segments) + 1)
             request = Request(id, self._facts.prompt_tokens, length, sample.group, segments)
             requests.setdefault(number, []).append(request)
         for number, batch in requests.items():
@@ -205,6 +231,10 @@ class EngineServer:
 
     def _happened(self, number: int, event: EngineEvent) -> bool:
         """Whether a sample is finished."""
+        if event.kind == "preempted":
+            context = self._facts.prompt_tokens + sum(tokens for _, tokens in event.segments)
+            self.thrown_out.append((self._world.clock.now, context))
+            return False
         if event.kind not in ("finished", "interrupted", "aborted"):
             return False
         id = event.id
@@ -224,13 +254,37 @@ class EngineServer:
             more = tokens - known.get(version, 0)
             if more:
                 controller.extend(id, version, more)
+        if event.kind == "finished" and self._another_turn(id, event.segments):
+            return False
         if event.kind == "interrupted":
             controller.interrupt(id)
             self._made[id] = event.segments
             heapq.heappush(self._resumed, id)
             return False
+        self._turn.pop(id, None)
         controller.finish(id)
         return True
+
+    def _another_turn(self, id: int, segments: Segments) -> bool:
+        """Whether the environment answers the sample, which then comes back: to any engine, its context to be computed
+        again."""
+        if self._turns is None:
+            return False
+        controller, turn = self._edge.controller, self._turn.get(id, 1)
+        group = controller.samples[id].group
+        member = controller.groups[group].members.index(id)
+        made = sum(tokens for _, tokens in segments)
+        if turn >= self._turns.count or made >= self._length(group, member):
+            return False
+        controller.interrupt(id)
+        self._made[id], self._turn[id] = segments, turn + 1
+        clock = self._world.clock
+        clock.at(clock.now + self._turns.wait(group, member, turn), lambda: self._answered(id))
+        return True
+
+    def _answered(self, id: int) -> None:
+        heapq.heappush(self._resumed, id)
+        self._settle()
 
     def _account(self) -> None:
         """Books the time since the last change as that of the engines that had samples."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from math import exp, floor
@@ -37,8 +38,7 @@ class LengthSampler:
 
     def __post_init__(self) -> None:
         _check(self.lengths)
-        digest = blake2b(f"{self.seed}/{self.stream}".encode(), digest_size=8).digest()
-        object.__setattr__(self, "_state", int.from_bytes(digest, "little"))
+        object.__setattr__(self, "_state", _state_of(self.seed, self.stream))
 
     def tokens(self, step: int, prompt: int, sample: int = 0) -> int:
         """At least 1. A fraction is rounded up as often as it is large, which leaves the mean as it is."""
@@ -49,6 +49,11 @@ class LengthSampler:
         """Of all samples of a prompt."""
         common = _mix(_mix(self._state, step), prompt)
         return [_tokens(self.lengths, common, _mix(common, sample)) for sample in range(samples)]
+
+
+def chance(seed: int, stream: str, number: int) -> float:
+    """A number from 0 to 1 that depends on nothing else."""
+    return _uniform(_mix(_state_of(seed, stream), number))
 
 
 def sampled_requests(
@@ -100,6 +105,11 @@ def _length(lengths: Lengths, common: int, own: int) -> float:
         case Fixed(tokens):
             return tokens
     raise AssertionError(lengths)  # `_check` knows them all
+
+
+@lru_cache(maxsize=256)
+def _state_of(seed: int, stream: str) -> int:
+    return int.from_bytes(blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
 
 
 def _mix(state: int, key: int) -> int:

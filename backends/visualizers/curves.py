@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from rlflow.backends.visualizers.axes import Point, ticks, widen
 from rlflow.backends.visualizers.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-
-Point = tuple[float, float]
 
 REWARD = ("critic/score/mean", "critic/rewards/mean")
 LENGTH = ("response_length/mean",)
@@ -76,7 +75,7 @@ def learning_curve_svg(metrics: Iterable[Mapping[str, Any]], title: str = "Learn
     held = _held_out(rows)
     reward = _series(rows, REWARD)
     steps = [step for step, data in rows.items() if data] or [0.0, 1.0]
-    x_range = _widen((min(steps), max(steps)), 1.0)
+    x_range = widen((min(steps), max(steps)), 1.0)
     below = (_WIDTH - 64 - 24 - 64) / 2
     parts = [
         _reward_panel(reward, held, x_range),
@@ -106,7 +105,7 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 def _reward_panel(reward: list[Point], held: dict[str, list[Point]], x_range: Point) -> str:
     values = [y for _, y in reward] + [y for points in held.values() for _, y in points]
-    panel = _Panel(64, 76, _WIDTH - 64 - 24, 270, x_range, _widen((min(values, default=0), max(values, default=1))))
+    panel = _Panel(64, 76, _WIDTH - 64 - 24, 270, x_range, widen((min(values, default=0), max(values, default=1))))
     parts = [_axes(panel, "Mean reward", "step"), _lines(panel, reward)]
     legend: list[tuple[str, str]] = []
     if len(reward) > 1:
@@ -132,7 +131,7 @@ def _reward_panel(reward: list[Point], held: dict[str, list[Point]], x_range: Po
 
 def _small_panel(points: list[Point], title: str, left: float, width: float, x_range: Point) -> str:
     values = [y for _, y in points]
-    low, high = _widen((min([*values, 0.0]), max(values, default=1.0)))
+    low, high = widen((min([*values, 0.0]), max(values, default=1.0)))
     panel = _Panel(left, 412, width, 104, x_range, (0.0 if min(values, default=0.0) >= 0 else low, high))
     return _axes(panel, title, "step") + (_lines(panel, points) if points else _nothing(panel))
 
@@ -145,11 +144,11 @@ def _axes(panel: _Panel, title: str, x_title: str) -> str:
         parts = [f'<text {place} text-anchor="middle">{escape(title)}</text>']
     else:
         parts = [f'<text class="panel" x="{panel.left:.1f}" y="{panel.top - 10:.1f}">{escape(title)}</text>']
-    for value, words in _ticks(panel.y_range, 6 if is_large else 3):
+    for value, words in ticks(panel.y_range, 6 if is_large else 3):
         y = panel.at((panel.x_range[0], value))[1]
         parts.append(f'<path class="grid" d="M{panel.left:.1f},{y:.1f} H{right:.1f}"/>')
         parts.append(f'<text class="soft" x="{panel.left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{words}</text>')
-    for value, words in _ticks(panel.x_range, 10 if panel.width > 500 else 5, whole=True):
+    for value, words in ticks(panel.x_range, 10 if panel.width > 500 else 5, whole=True):
         x = panel.at((value, panel.y_range[0]))[0]
         parts.append(f'<path class="axis" d="M{x:.1f},{bottom:.1f} v4"/>')
         parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{words}</text>')
@@ -196,32 +195,6 @@ def _diamond(x: float, y: float, colour: str) -> str:
 def _nothing(panel: _Panel) -> str:
     x, y = panel.left + panel.width / 2, panel.top + panel.height / 2
     return f'<text class="soft" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">not recorded</text>'
-
-
-def _ticks(bounds: Point, about: int, whole: bool = False) -> list[tuple[float, str]]:
-    """Round values inside the bounds, at most about `about`, with the words to write."""
-    low, high = bounds
-    raw = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
-    if whole:
-        step = max(step, 1.0)
-    first = math.ceil(low / step - 1e-9)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    values = [(first + i) * step for i in range(int((high - first * step) / step + 1e-9) + 1)]
-    if step >= 1e5 or digits > 5:
-        return [(value, f"{value:.3g}") for value in values]
-    return [(value, f"{value + 0.0:.{digits}f}") for value in values]  # + 0.0 turns -0.0 into 0.0
-
-
-def _widen(bounds: Point, flat: float | None = None) -> Point:
-    """Bounds with a margin of 5 %, or around a single value; `flat` = margin for a single value, none otherwise."""
-    low, high = bounds
-    if high > low:
-        margin = 0.0 if flat is not None else (high - low) * 0.05
-    else:
-        margin = flat if flat is not None else max(abs(low) * 0.1, 0.05)
-    return low - margin, high + margin
 
 
 def _by_step(metrics: Iterable[Mapping[str, Any]]) -> dict[float, dict[str, float]]:

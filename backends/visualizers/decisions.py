@@ -73,6 +73,14 @@ def _inserted(plan: Plan) -> list[str]:
             f"{size(reshard.bucket_bytes)}"
         )
         mapped = ", ranks mapped to what is there" if reshard.mapping else ""
+        if reshard.adapters:
+            mapped += "; adapters only, which the readers add to the frozen weights that they keep"
+        if reshard.in_place:
+            staged = sum(act == "stage" for act, _ in reshard.order)
+            mapped += (
+                f"; in place, over the trained weights, which the host keeps meanwhile: {len(reshard.order) - staged} "
+                f"tensors in order, {staged} of them through the buckets"
+            )
         if reshard.padded_vocabulary:
             rows, read = reshard.padded_vocabulary
             mapped += f"; vocabulary padded to {rows} rows in training and {read} where it is read"
@@ -82,7 +90,7 @@ def _inserted(plan: Plan) -> list[str]:
         )
     for program in plan.programs:
         for i in program.step:
-            if i.kind in ("offload", "onload", "drop"):
+            if i.kind in ("offload", "onload", "drop", "save"):
                 lines.append(f"  {program.pool}: {i.kind} {i.object}, {size(i.bytes)} a device, {seconds(i.us)}")
     return ["inserted by passes", *lines, ""] if lines else []
 

@@ -18,7 +18,7 @@ from rlflow.backends.visualizers.words import (
     describe_span,
     model_of,
 )
-from rlflow.plan import Instruction, Plan, PutRows, ReshardWeights
+from rlflow.plan import Instruction, MoveObject, Plan, PutRows, ReshardWeights
 
 
 def build_picture(plan: Plan) -> Picture:
@@ -101,7 +101,7 @@ class _Builder:
                 continue
             colour = stroke(instruction.kind)
             lines = [describe_instruction(instruction)]
-            if instruction.kind == "offload" or instruction.kind == "onload" or instruction.kind == "drop":
+            if isinstance(instruction, MoveObject):
                 copied = f", {seconds(instruction.us)}" if instruction.us else ""
                 lines.append(f"{size(instruction.bytes)} a device{copied}")
                 self.moves.add(box_id)

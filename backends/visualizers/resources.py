@@ -93,10 +93,12 @@ def reshard_lines(plan: Plan) -> list[Line]:
     for found in plan.reshards:
         how = "all-to-all of experts" if found.all_to_all else f"{found.rounds} rounds"
         how += f", {_split_words(found.split)}" if found.split else ""
+        how += ", in place" if found.in_place else ""
         lines.append(
             (
                 "plain",
-                f"  {found.model} {found.source}->{found.target}: {size(found.received)} received (redundancy "
+                f"  {found.model}{' adapters' if found.adapters else ''} {found.source}->{found.target}: "
+                f"{size(found.received)} received (redundancy "
                 f"{found.redundancy:.0%}), {size(found.local)} kept; busiest device "
                 f"{size(found.busiest)}, buckets {size(found.bucket_bytes)}, {how}; {seconds(found.us)}, links allow "
                 f"{seconds(found.bound_us)}",

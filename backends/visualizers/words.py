@@ -20,6 +20,7 @@ from rlflow.ir.ops import (
     GroupNormalize,
     GymData,
     HfModel,
+    Join,
     KlReward,
     Logprobs,
     Lora,
@@ -43,7 +44,7 @@ from rlflow.ir.ops import (
     ValueModel,
     Values,
 )
-from rlflow.plan import Because, Instruction, Layout, Pool
+from rlflow.plan import Because, Instruction, Layout, MoveObject, Pool
 from rlflow.plan_parts import SpanRef
 
 
@@ -56,6 +57,7 @@ def describe_op(op: Op) -> str:
         text += " greedy" if op.temperature == 0 else f" temperature={op.temperature:g}"
         text += "" if op.top_p == 1.0 else f" top_p={op.top_p:g}"
         text += "" if op.top_k == 0 else f" top_k={op.top_k}"
+        text += "" if not op.part else f" prompts {op.part[0] + 1} to {op.part[1]}"
         return text + ("" if op.environment is None else f" in {op.environment} turns={op.turns}")
     if isinstance(op, Logprobs):
         return f"logprobs of {op.model} temperature={op.temperature:g}"
@@ -65,6 +67,8 @@ def describe_op(op: Op) -> str:
         return f"score with the model {op.model}"
     if isinstance(op, Values):
         return f"values of {op.model}"
+    if isinstance(op, Join):
+        return "join the rows of several pools"
     if isinstance(op, Train):
         batch = "whole batch" if op.minibatch == 0 else f"minibatch={op.minibatch}"
         return f"train {batch}" + ("" if op.epochs == 1 else f" epochs={op.epochs}")
@@ -159,7 +163,7 @@ def describe_instruction(instruction: Instruction) -> str:
     """An instruction in a few words, such as `run samples` or `publish actor`."""
     if instruction.kind == "publish" or instruction.kind == "reshard":
         return f"{instruction.kind} {instruction.model}"
-    if instruction.kind == "offload" or instruction.kind == "onload" or instruction.kind == "drop":
+    if isinstance(instruction, MoveObject):
         return f"{instruction.kind} {instruction.object}"
     if instruction.kind == "put":
         return f"put {instruction.queue}"

@@ -44,10 +44,17 @@ def size_of(flow: Flow, node: Node) -> Size:
 def conditions_of(flow: Flow, node: Node) -> dict[str, str]:
     """Name to value, in words, of everything but the size that decides how long a placed stage takes."""
     assert node.placement is not None
-    op, pool, layout = node.op, flow.pools[node.placement.pool], node.placement.layout
-    found = {"operation": op.kind, "device": pool.device, "devices": str(len(pool.host_of_rank))}
+    pool, layout = flow.pools[node.placement.pool], node.placement.layout
+    found = {"device": pool.device, "devices": str(len(pool.host_of_rank))}
     if layout is not None:
         found["layout"] = _words(layout)
+    return found | work_conditions(flow, node)
+
+
+def work_conditions(flow: Flow, node: Node) -> dict[str, str]:
+    """Those that do not depend on where the stage is placed."""
+    op = node.op
+    found: dict[str, str] = {"operation": op.kind}
     model = reads_model(op)
     if model is not None:
         found["model"] = _model(flow, model)

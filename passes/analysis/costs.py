@@ -5,7 +5,7 @@ Nothing is estimated where a fact is missing: the reason is kept, so that it can
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rlflow.cost.components import FULL, MIXED, Precision
 from rlflow.cost.dimensions import Dimensions, dimensions
@@ -16,8 +16,10 @@ from rlflow.cost.roles import stage_cost
 from rlflow.cost.stages import ComputeOptions, EngineOptions, Role, StageCost, Workload
 from rlflow.ir.flow import Flow, Layout, Node, PoolSpec, reads_model
 from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Train, ValueModel, Values
-from rlflow.passes.analysis.work import MEAN_SHARE, Work, work_of
+from rlflow.passes.analysis.adapted import lora_of
+from rlflow.passes.analysis.work import Work, work_of
 from rlflow.passes.base import PassContext
+from rlflow.values import dataclass
 
 ROLES: dict[type, Role] = {
     Train: "train",
@@ -38,6 +40,7 @@ class Costs:
     """Pool or model to what is not known about it."""
     _machines: dict[str, Machine | None] = field(default_factory=dict)
     _models: dict[str, Dimensions | None] = field(default_factory=dict)
+    _factors: dict[tuple[str, str, int | None], float] = field(default_factory=dict)
 
     def machine(self, pool: PoolSpec) -> Machine | None:
         """The devices of a pool; None for CPUs, whose speed nobody states, and where a fact is missing."""
@@ -112,24 +115,30 @@ class Costs:
         lora = self.adapters(name)
         return found if lora is None or role != "train" else _of_adapters(found, lora, layout)
 
+    def factor(self, node: Node, on: Machine | None = None, memory_bytes: int | None = None) -> float:
+        """What the seconds of `cost` are multiplied by, since the profile has measured the stage: see
+        `rlflow.passes.analysis.measured_costs`."""
+        if self.context.profile is None:
+            return 1.0
+        from rlflow.passes.analysis.measured_costs import measured_factor
+
+        if on is None and node.placement is not None:
+            on = self.machine(self.flow.pools[node.placement.pool])
+        key = (node.id, "" if on is None else on.device.name, memory_bytes)
+        if key not in self._factors:
+            self._factors[key] = 1.0 if on is None else measured_factor(self, node, on, memory_bytes)
+        return self._factors[key]
+
     def adapters(self, name: str) -> int | None:
         """Parameters of a model's adapters; None where all of its weights are trained."""
-        lora = getattr(self.flow.models[name].source, "lora", None)
+        lora = lora_of(self.flow, name)
         architecture = self.context.architectures.get(name)
         if lora is None or architecture is None:
             return None
+        from rlflow.reshard.adapters import adapters_of
         from rlflow.reshard.catalogue import catalogue
 
-        total = 0
-        for tensor in catalogue(architecture, mtp=False):
-            parts = tensor.name.split(".")
-            if len(tensor.shape) != 2 or "layers" not in parts:
-                continue
-            layer = parts[-2]
-            attention = "self_attn" in parts
-            if lora.targets == "all_linear" or (attention and lora.targets == "attention") or layer in lora.targets:
-                total += lora.rank * sum(tensor.shape)
-        return total
+        return adapters_of(catalogue(architecture, mtp=False), lora).elements
 
 
 def _of_adapters(cost: StageCost, parameters: int, layout: Layout) -> StageCost:
@@ -143,9 +152,10 @@ def _of_adapters(cost: StageCost, parameters: int, layout: Layout) -> StageCost:
 
 
 def workload(work: Work) -> Workload:
-    """The batch with assumed lengths: prompts as long as assumed, responses lognormal and cut off at max_new."""
-    mean = max(1.0, work.max_new * MEAN_SHARE)
-    response = Lognormal.of_mean(mean, work.max_new) if work.max_new > 4 else Fixed(work.max_new)
+    """The batch with the lengths that are stated or assumed: prompts of one length, responses lognormal and cut off at
+    max_new."""
+    spread = work.max_new > 4 and work.mean_new < work.max_new
+    response = Lognormal.of_mean(work.mean_new, work.max_new) if spread else Fixed(work.max_new)
     return Workload(
         prompts=work.prompts,
         prompt=Fixed(work.prompt_tokens),

@@ -22,7 +22,7 @@ def engine_of(costs: Costs, node: Node, memory_bytes: int | None) -> Engine | No
     from dataclasses import replace
 
     from rlflow.cost.decode import decode_step, prefill_flops
-    from rlflow.cost.generation import engine_memory
+    from rlflow.cost.generation import engine_memory, lock_step
     from rlflow.cost.groups import Group
     from rlflow.cost.stages import EngineOptions
 
@@ -45,11 +45,9 @@ def engine_of(costs: Costs, node: Node, memory_bytes: int | None) -> Engine | No
     if layout.tp > 1:
         size = options.prefill_tokens * model.hidden * 2  # bytes of a 16-bit activation
         reduce = 2 * model.layers * Group(layout.tp).all_reduce(size, machine) / options.prefill_tokens
-    replicas = layout.dp * layout.cp
-    together = max(1, layout.ep * layout.etp // (layout.tp * layout.pp)) if layout.ep > 1 else 1
     return Engine(
-        replicas=replicas,
-        lock_step=min(replicas, together),
+        replicas=layout.dp * layout.cp,
+        lock_step=lock_step(layout),
         slots=options.slots,
         kv_tokens=max(cache.tokens, load.longest),
         prompt_tokens=work.prompt_tokens,

@@ -162,6 +162,8 @@ def _table(
         _, broken = layout_of(request, Home("", mesh.size, model, home_shape, training, accelerator=True))
         return not broken
 
+    scale = costs.factor(node, on, capacity)
+
     def cost(choice: LayoutChoice) -> tuple[float, int, int] | None:
         try:
             found = costs.cost(node, choice.layout, on, capacity)
@@ -170,7 +172,7 @@ def _table(
         if found is None:
             return None
         # What generation holds is not kept: its weights are laid out anew every step, its cache is emptied.
-        return found.seconds, 0 if sampling else found.static.resident, found.peak_bytes
+        return found.seconds * scale, 0 if sampling else found.static.resident, found.peak_bytes
 
     return stage_table(space, sizes, cost, capacity, mesh_class)
 
@@ -262,12 +264,16 @@ def _edges(flow: Flow, stages: set[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _links(nodes: Mapping[str, Node]) -> Callable[[tuple[str, ...]], list[tuple[int, int]]]:
-    """On one pool weights are laid out anew from the training of a model to every stage that reads it."""
+    """On one pool weights are laid out anew from the training of a model to every stage that reads it. A model that is
+    trained on another pool is published to the first stage here that reads it; others take them over from that."""
+    everywhere = {reads_model(node.op) for node in nodes.values() if isinstance(node.op, Train)}
 
     def links(stages: tuple[str, ...]) -> list[tuple[int, int]]:
         models = [reads_model(nodes[stage].op) for stage in stages]
         trained = {models[i]: i for i, stage in enumerate(stages) if isinstance(nodes[stage].op, Train)}
-        return [(trained[m], i) for i, m in enumerate(models) if m in trained and trained[m] != i]
+        found = [(trained[m], i) for i, m in enumerate(models) if m in trained and trained[m] != i]
+        published = {m: i for i, m in reversed(list(enumerate(models))) if m in everywhere and m not in trained}
+        return [*found, *((i, i) for i in sorted(published.values()))]
 
     return links
 
@@ -275,16 +281,22 @@ def _links(nodes: Mapping[str, Node]) -> Callable[[tuple[str, ...]], list[tuple[
 def _reshard(
     flow: Flow, kind: str, costs: Costs, context: PassContext, kinds: Mapping[str, list[str]]
 ) -> Callable[[str, Hashable, str, Hashable], float]:
-    """Seconds to lay out a model's weights anew: what the reader's device holds, over a link inside the pool."""
+    """Seconds to lay out a model's weights anew: what the reader's device holds (of a model with adapters: these), over
+    a link inside the pool, or between pools where they come from another."""
     on = machine(context.cluster, tuple(kinds[kind]))
-    link = on.inside or on.across
+    joined = {host.supernode or host.name for host in context.cluster.hosts}
+    inside = on.inside or on.across
+    between = inside if len(joined) == 1 else on.across or on.inside
 
     def seconds(source: str, source_class: Hashable, target: str, target_class: Hashable) -> float:
-        if source_class == target_class or link is None:
+        published = source == target
+        link = between if published else inside
+        if link is None or (source_class == target_class and not published):
             return 0.0
         assert isinstance(source_class, tuple)
         assert isinstance(target_class, tuple)
-        if not isinstance(flow.nodes[target].op, Generate) and source_class[:-1] == target_class[:-1]:
+        beside = not published and not isinstance(flow.nodes[target].op, Generate)
+        if beside and source_class[:-1] == target_class[:-1]:
             return 0.0  # beside training weights stay sharded over its replicas (the last part) for other passes too
         model = reads_model(flow.nodes[target].op)
         architecture = None if model is None else context.architectures.get(model)
@@ -293,6 +305,9 @@ def _reshard(
         tp, pp = int(target_class[0]), int(target_class[1])
         spread = tp * pp * max(1, int(target_class[3]) // gcd(tp, int(target_class[3])))
         held = architecture.params() * costs.precision(model).weights / spread
+        adapters = costs.adapters(model)
+        if adapters is not None:
+            held = 4 * adapters / pp
         return held / (link.bytes_per_s * on.calibration.knobs.sync_bandwidth)
 
     return seconds

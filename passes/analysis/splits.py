@@ -56,6 +56,8 @@ def _splits_of(flow: Flow, node: Node) -> list[Split]:
     if not isinstance(take.op, Take) or not take.op.count:
         return []
     prompts = take.op.count
+    if isinstance(node.op, Generate) and node.op.part:
+        prompts = node.op.part[1] - node.op.part[0]
     if _selects(node):
         return [Split(node, take, prompts, 1, _holders(flow, node, chain))]
     layout = None if node.placement is None else node.placement.layout
@@ -72,7 +74,7 @@ def _chain(flow: Flow, node: Node) -> list[Node]:
     chain = [node]
     while True:
         inputs = flow.inputs(chain[-1].id)
-        above = inputs.get("samples") or inputs.get("prompts")
+        above = inputs.get("samples") or inputs.get("prompts") or inputs.get("r0")  # the first part of joined rows
         if above is None:
             return chain
         chain.append(flow.nodes[above])

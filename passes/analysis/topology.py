@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rlflow.amounts import gib
+from rlflow.communicators import DEFAULT_MIB, LEAST_MIB, buffer_mib, communicators
 from rlflow.diagnostics import Span
 from rlflow.ir.decisions import Memory, Reshard
-from rlflow.ir.flow import Flow, Layout, PoolSpec
+from rlflow.ir.flow import Flow, PoolSpec
 from rlflow.passes.base import PassContext
 
 if TYPE_CHECKING:
     from rlflow.passes.analysis.costs import Costs
 
-HCCL_BUFFER_BYTES: Final = 200 << 20
-"""HCCL_BUFFSIZE when nobody sets it; a communicator takes it twice, for what it sends and for what it receives."""
-
-
-def communicators(layouts: Iterable[Layout], between_pools: int = 0) -> int:
-    """Groups that one device is in: all ranks of its pool, one per axis of every layout, one per exchange with another
-    pool. Axes of different layouts that join the same ranks share one.
-
-    Ranks are numbered with tp fastest, then cp, dp and pp; ep and etp cut what one pipeline stage holds.
-    """
-    groups = set()
-    most = 1
-    for layout in layouts:
-        stage = layout.tp * layout.cp * layout.dp
-        most = max(most, layout.size)
-        axes = [
-            (layout.tp, 1),
-            (layout.cp, layout.tp),
-            (layout.dp, layout.tp * layout.cp),
-            (layout.dp * layout.cp, layout.tp),  # gradients
-            (layout.pp, stage),
-            (layout.etp, 1),
-            (layout.ep, layout.etp),
-        ]
-        groups |= {(size, stride) for size, stride in axes if 1 < size}
-    groups.add((most, 1))
-    return len(groups) + between_pools
-
 
 def check_groups(flow: Flow, costs: Costs, context: PassContext) -> None:
-    """RLF2020 where communicators do not fit beside what a device holds, RLF2021 for tp over the slow links."""
+    """RLF2020 where not even small communicators fit beside what a device holds, RLF2021 for tp over the slow links."""
     fullest = {memory.pool: memory for memory in flow.decided(Memory)}
     for pool in flow.pools.values():
         nodes = [node for node in flow.nodes.values() if node.placement and node.placement.pool == pool.name]
@@ -59,22 +31,22 @@ def check_groups(flow: Flow, costs: Costs, context: PassContext) -> None:
 
 
 def _check_buffers(pool: PoolSpec, memory: Memory, groups: int, context: PassContext) -> None:
-    needed = 2 * HCCL_BUFFER_BYTES * groups
     total = memory.capacity + memory.reserved
-    room = total - memory.peak
-    if needed <= room:
-        return
+    room = max(0, total - memory.peak)
+    if buffer_mib(groups, room) >= LEAST_MIB:
+        return  # the ranks get what fits (rlflow.device_rules)
+    least = 2 * groups * LEAST_MIB << 20
     context.error(
         "RLF2020",
-        f"the {groups} communicators of a device of pool `{pool.name}` need {gib(needed)}, "
-        f"and {gib(max(room, 0))} are free",
+        f"the {groups} communicators of a device of pool `{pool.name}` need {gib(least)} at least, "
+        f"and {gib(room)} are free",
         pool.span,
         notes=(
-            f"HCCL takes twice {HCCL_BUFFER_BYTES >> 20} MiB for each",
+            f"HCCL takes two buffers for each, of {DEFAULT_MIB} MiB or of {LEAST_MIB} at least",
             f"stages use up to {gib(memory.peak)} of {gib(total)}",
         ),
         help=(
-            f"keep more of a device free: `memory = {max(0, total - needed) >> 30} GiB` on the pool",
+            f"keep more of a device free: `memory = {max(0, total - least) >> 30} GiB` on the pool",
             "use the same layout for more stages: equal groups share a communicator",
         ),
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from rlflow.ir.flow import EdgeKind, Flow, Node
 from rlflow.ir.ops import Generate, Logprobs, ModelScore, Take, Train, Values
 from rlflow.ir.typesystem import RowsType
+from rlflow.values import dataclass
 
 PROMPT_TOKENS = 256
-"""Assumed length of a prompt, where the context leaves room for it: what data hold is known only when they are read."""
+"""Assumed length of a prompt where its data do not say (`prompt_tokens`), and the context leaves room for it."""
 MEAN_SHARE = 0.25
-"""Assumed mean of a response as a share of `max_new`."""
+"""Assumed mean of a response as a share of `max_new`, where its stage does not say (`mean_new`)."""
 DEFAULT_MICROBATCH_TOKENS = 16384
 
 
@@ -24,6 +25,7 @@ class Work:
     """Of one prompt."""
     prompt_tokens: int
     max_new: int
+    mean_new: float
     microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS
     minibatch: int = 0
     """Samples; 0 = the whole batch."""
@@ -54,19 +56,22 @@ def work_of(flow: Flow, node: Node, context_tokens: int | None) -> Work | None:
     if count is None:
         return None
     group = source.op.n if count % source.op.n == 0 else 1
-    room = PROMPT_TOKENS if context_tokens is None else max(1, min(PROMPT_TOKENS, context_tokens - source.op.max_new))
-    found = Work(count // group, group, room, source.op.max_new)
+    prompt, max_new = _prompt_tokens(flow, source), source.op.max_new
+    room = prompt if context_tokens is None else max(1, min(prompt, context_tokens - max_new))
+    mean = max(1.0, max_new * MEAN_SHARE) if source.op.mean_new is None else float(source.op.mean_new)
+    found = Work(count // group, group, room, max_new, mean)
     if isinstance(node.op, Train):
-        found = Work(
-            count // group,
-            group,
-            room,
-            source.op.max_new,
-            node.op.microbatch_tokens,
-            min(node.op.minibatch or count, count),
-            node.op.epochs,
-        )
+        op = node.op
+        size = min(op.minibatch or count, count)
+        found = replace(found, microbatch_tokens=op.microbatch_tokens, minibatch=size, epochs=op.epochs)
     return found
+
+
+def _prompt_tokens(flow: Flow, stage: Node) -> int:
+    """The mean that the data of a generate stage's prompts state, or the one that is assumed."""
+    source = flow.nodes[flow.inputs(stage.id)["prompts"]].op
+    stated = flow.data[source.data].source.prompt_tokens if isinstance(source, Take) else None
+    return PROMPT_TOKENS if stated is None else stated
 
 
 def generated_by(flow: Flow, node_id: str) -> Node | None:

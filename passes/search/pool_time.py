@@ -21,7 +21,8 @@ Reshard = Callable[[str, Hashable, str, Hashable], float]
 """Seconds to get from one stage in a layout class to another stage in its class, on the devices of one pool."""
 
 Links = Callable[[tuple[str, ...]], Sequence[tuple[int, int]]]
-"""Of the stages of a pool in step order, the pairs (from, to) of positions between which a reshard runs."""
+"""Of the stages of a pool in step order, the pairs (from, to) of positions between which a reshard runs. A pair (i, i)
+is weights of stage i that come from a stage of another pool."""
 
 
 def no_reshard(source: str, source_class: Hashable, target: str, target_class: Hashable) -> float:

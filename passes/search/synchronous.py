@@ -1,9 +1,9 @@
 """Objective 2, few tokens (staleness 0 above all): the period is a cycle ratio that depends on all pools together.
 
-The period of given pools is asked of a function, which must never grow when a stage or reshard gets faster or a pool
-is split (cycle ratios never do: durations enter max-plus sums; Baccelli et al. 1992), and never be below the time of
-a pool. `StepGraph` is the exact one for steps that start when the step before has ended; rlflow's token analysis is
-the one for any number of tokens.
+The period of given pools is asked of a function, which must never grow when a stage or reshard gets faster (cycle
+ratios never do: durations enter max-plus sums; Baccelli et al. 1992), and never be below the time of a pool.
+`StepGraph` is the exact one for steps that start when the step before has ended; rlflow's token analysis is the one for
+any number of tokens.
 """
 
 from __future__ import annotations

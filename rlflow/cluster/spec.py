@@ -65,13 +65,16 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRequest:
-    """`nodes` are ids of stages; `pool` a requested pool, or `cpu` for Python stages; None = open.
+    """`nodes` are ids of stages; `pool` a requested pool, or `cpu` for Python stages; None = open. `also` are further
+    pools that sample for the stages.
 
-    The axes and the other settings of a layout are those of `rlflow.ir.flow.Layout`.
+    The axes and the other settings of a layout are those of `rlflow.ir.flow.Layout`. `reshard`: whether weights that
+    are trained on the same devices in another layout are laid out anew `in_place` or `beside` them.
     """
 
     nodes: tuple[str, ...]
     pool: str
+    also: tuple[str, ...] = ()
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
@@ -83,6 +86,7 @@ class PlaceRequest:
     sp: bool | None = None
     zero: int | None = None
     recompute: str | None = None
+    reshard: str | None = None
     workers: int | None = None
     span: Span | None = None
     settings: dict[str, Span] = field(default_factory=dict)

@@ -81,9 +81,13 @@ def plan_of_file(path: Path, options: Options) -> Plan:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write through a temporary name, so that a failure leaves the old file."""
+    """Write through a temporary name, so that a failure leaves the old file. What is no file, such as a pipe or
+    /dev/null, is written to and stays what it is."""
     if path.is_dir():
         raise click.UsageError(f"`{path}` is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
     building = path.with_name(path.name + ".partial")
     try:
         building.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -93,13 +97,13 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise
 
 
-def stated_time(text: str) -> tuple[str, float]:
-    """`NAME=SECONDS` of an option `--stage`."""
+def stated_time(text: str, option: str = "--stage") -> tuple[str, float]:
+    """`NAME=SECONDS` of an option."""
     name, _, number = text.rpartition("=")
     try:
         value = float(number)
     except ValueError:
         value = -1.0
     if not name.strip() or not 0 <= value < float("inf"):
-        raise click.UsageError(f"--stage {text}: write NAME=SECONDS, with seconds of at least 0")
+        raise click.UsageError(f"{option} {text}: write NAME=SECONDS, with seconds of at least 0")
     return name.strip(), value

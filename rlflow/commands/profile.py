@@ -65,12 +65,15 @@ def profile(
     if checked.warnings:
         click.echo(render(list(checked.warnings), "full", color=sys.stderr.isatty()), err=True)
     found = _measure(checked, options, run_dir, steps, plain)
-    building = output.with_name(output.name + ".partial")
+    special = output.exists() and not output.is_file()  # a pipe or a device is written to and stays what it is
+    building = output if special else output.with_name(output.name + ".partial")
     try:
         building.write_text(found.to_json(), "utf-8")
-        building.replace(output)
+        if not special:
+            building.replace(output)
     except OSError:
-        building.unlink(missing_ok=True)
+        if not special:
+            building.unlink(missing_ok=True)
         raise
     click.echo("\n".join(_lines(found, _predicted(checked, options, output))))
     click.echo(f"wrote {output}; estimate with it: rlflow show {path} --profile {output}", err=True)

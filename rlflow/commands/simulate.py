@@ -15,9 +15,11 @@ from rlflow.commands.options import plan_of_file
 from rlflow.commands.options import stated_time as stated_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from rlflow.backends.simulator.failures import Failures
     from rlflow.backends.simulator.report_study import Study
+    from rlflow.backends.simulator.run import Options as Asked
     from rlflow.plan import Plan
 
 _BRACKETS = {"(": ")", "[": "]"}
@@ -40,6 +42,48 @@ _BRACKETS = {"(": ")", "[": "]"}
     metavar="NAME=SECONDS",
     help="The time of a stage, of `reshard MODEL` or of `checkpoint`, in place of the estimate.",
 )
+@click.option(
+    "--headroom",
+    type=click.IntRange(min=0),
+    metavar="TOKENS",
+    help="Room in the cache that engines keep for every response when they admit another. 0: none, as vLLM. Otherwise "
+    "what a running response has on average, and none where all samples fit at once.",
+)
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="How many groups a `mixed_groups` stage keeps, such as kept=60%; for the others it samples further prompts.",
+)
+@click.option(
+    "--fail",
+    "failing",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="How many of the tries of a reward stage to score a sample fail, such as score=2%.",
+)
+@click.option(
+    "--turn",
+    "waits",
+    multiple=True,
+    metavar="NAME=SECONDS",
+    help="What the environment of a generate stage takes between two turns, on average.",
+)
+@click.option(
+    "--mtbf",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="HOURS",
+    help="Hosts fail, each once in so many hours on average; a failed run is resumed from its last checkpoint.",
+)
+@click.option(
+    "--restart",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From a failure to the first step of the resumed run.",
+)
 @click.option("--evaluations", is_flag=True, help="Run the evaluations too.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace of the (first) simulation.")
 @click.option(
@@ -49,6 +93,7 @@ _BRACKETS = {"(": ")", "[": "]"}
     metavar="PATH=A,B,...",
     help="Compile with each value, as `--set` does, and print a table. Several: every combination.",
 )
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw what --sweep finds.")
 @click.option("--set", "-D", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace an argument.")
 @click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
 @click.option("--cluster", metavar="NAME", help="Which cluster's schedule.")
@@ -62,9 +107,16 @@ def simulate(
     steps: int,
     seeds: int,
     stated: tuple[str, ...],
+    headroom: int | None,
+    kept: tuple[str, ...],
+    failing: tuple[str, ...],
+    waits: tuple[str, ...],
+    mtbf: float | None,
+    restart: float,
     evaluations: bool,
     trace: Path | None,
     sweeps: tuple[str, ...],
+    plot: Path | None,
     overrides: tuple[str, ...],
     flow: str | None,
     cluster: str | None,
@@ -77,21 +129,37 @@ def simulate(
     The pools walk the same instruction lists as in a run, with the same rules of admission. With --seeds generate
     stages run sample by sample on simulated engines.
     """
+    from rlflow.backends.simulator.failures import Failures
     from rlflow.backends.simulator.report_text import study_lines, sweep_lines
+    from rlflow.backends.simulator.run import Options as Asked
     from rlflow.backends.visualizers.trace import write_trace
+    from rlflow.commands.sweep_plot import check_plot, write_plot
     from rlflow.driver import Options
 
     gc.enable()  # long simulations make cycles
-    times = dict(stated_time(text) for text in stated)
+    if headroom is not None and not seeds:
+        raise click.UsageError("--headroom is of engines that run sample by sample; add --seeds N")
+    asked = Asked(
+        steps=steps,
+        stated=dict(stated_time(text) for text in stated),
+        headroom=headroom,
+        keep=dict(_share(text, "--keep") for text in kept),
+        failing=dict(_share(text, "--fail") for text in failing),
+        turns=dict(stated_time(text, "--turn") for text in waits),
+        evaluations=evaluations,
+    )
+    failures = None if mtbf is None else Failures(mtbf * 3600, restart)
     options = Options(flow, cluster, overrides, profile)
     if path.suffix == ".json" and (overrides or flow or cluster or profile or sweeps):
         raise click.UsageError(
             "--set, --sweep, --flow, --cluster, --profile apply to a .rlflow file; this is a plan already"
         )
+    if plot is not None:
+        check_plot(plot, sweeps)
     if sweeps:
         if trace is not None:
             raise click.UsageError("--trace is of one plan; leave --sweep out")
-        columns, rows = _sweep(path, sweeps, options, steps, seeds, times, evaluations)
+        columns, rows = _sweep(path, sweeps, options, asked, seeds, failures)
         if format_ == "json":
             found = [
                 {"set": dict(zip(columns, values, strict=True))}
@@ -101,11 +169,14 @@ def simulate(
             click.echo(json.dumps(found, indent=2, ensure_ascii=False))
         else:
             click.echo("\n".join(sweep_lines(columns, rows)))
+        if plot is not None:
+            write_plot(plot, f"{path.stem} over {', '.join(columns)}", columns, rows)
+            click.echo(f"wrote {plot}", err=True)
         if all(isinstance(study, str) for _, study in rows):
             raise SystemExit(1)
         return
     plan = plan_of_file(path, options)
-    study = _study(plan, steps, seeds, times, evaluations)
+    study = _study(plan, asked, seeds, failures)
     if trace is not None:
         write_trace(trace, study.first.events, plan)
         click.echo(f"wrote {trace}", err=True)
@@ -115,23 +186,32 @@ def simulate(
         click.echo("\n".join(study_lines(plan, study)))
 
 
-def _study(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], evaluations: bool) -> Study:
-    from rlflow.api import study_of
+def _study(plan: Plan, asked: Asked, seeds: int, failures: Failures | None) -> Study:
+    from rlflow.backends.simulator.failures import forecast
+    from rlflow.backends.simulator.report_study import Study
+    from rlflow.backends.simulator.run import simulate
+    from rlflow.backends.simulator.run_durations import CHECKPOINT
 
-    study = study_of(plan, steps, seeds, stated, evaluations)
-    if seeds and not study.sampled:
+    drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
+    results = []
+    for seed in drawn:
+        found = simulate(plan, replace(asked, seed=seed))
+        results.append(found)
+        if not found.sampled and not asked.keep and not asked.failing:
+            break  # other seeds would give the same
+    if seeds and not results[0].sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
-    return study
+    failing = None
+    if failures is not None:
+        written = asked.stated.get(CHECKPOINT, 0.0)
+        still = replace(asked, stated={**asked.stated, CHECKPOINT: 0.0})
+        bare = [simulate(plan, replace(still, seed=seed)) for seed in drawn[: len(results)]] if written else results
+        failing = forecast(plan, results, bare, failures, written)
+    return Study(tuple(results), results[0].sampled, failing)
 
 
 def _sweep(
-    path: Path,
-    sweeps: Sequence[str],
-    options: object,
-    steps: int,
-    seeds: int,
-    stated: Mapping[str, float],
-    evaluations: bool,
+    path: Path, sweeps: Sequence[str], options: object, asked: Asked, seeds: int, failures: Failures | None
 ) -> tuple[list[str], list[tuple[tuple[str, ...], Study | str]]]:
     """Names of the columns, and a study or what is wrong for every combination of values."""
     from rlflow import driver
@@ -148,9 +228,9 @@ def _sweep(
     rows: list[tuple[tuple[str, ...], Study | str]] = []
     for chosen in itertools.product(*choices):
         swept = tuple(f"{name}={value}" for name, value in zip(columns, chosen, strict=True))
-        asked = replace(options, overrides=(*options.overrides, *swept))
+        changed = replace(options, overrides=(*options.overrides, *swept))
         try:
-            rows.append((chosen, _study(driver.compile(path, asked), steps, seeds, stated, evaluations)))
+            rows.append((chosen, _study(driver.compile(path, changed), asked, seeds, failures)))
         except CompileError as error:
             first = next(d for d in error.diagnostics if d.severity is Severity.ERROR)
             rows.append((chosen, f"error[{first.code}]: {first.message}"))
@@ -169,3 +249,14 @@ def _values(text: str) -> list[str]:
         else:
             found[-1] += character
     return [value.strip() for value in found]
+
+
+def _share(text: str, option: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        share = float(number.strip().removesuffix("%")) / (100 if number.strip().endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not name.strip() or not 0 < share <= 1:
+        raise click.UsageError(f"{option} {text}: write NAME=SHARE, with a share above 0 and at most 100%")
+    return name.strip(), share

@@ -8,10 +8,9 @@ attention (four bytes a head and token) is left out, as in the paper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlflow.cost.dimensions import Dimensions
 from rlflow.ir.flow import Layout
+from rlflow.values import dataclass
 
 BYTES = 2
 """Of one activation."""

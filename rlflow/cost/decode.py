@@ -7,7 +7,6 @@ read at a share of memory bandwidth, and the host adds so much a layer, a step a
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log1p
 
@@ -20,6 +19,7 @@ from rlflow.cost.kv_cache import kv_bytes_per_token
 from rlflow.cost.machine import Machine
 from rlflow.cost.shards import check_layout, layers_of, shard
 from rlflow.ir.flow import Layout
+from rlflow.values import dataclass
 
 PARTS = ("weights", "kv", "host", "tensor_parallel", "expert_parallel", "pipeline")
 

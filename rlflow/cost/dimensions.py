@@ -6,11 +6,11 @@ Counts are parameters (of the whole model, nothing sharded), by the counting rul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlflow.cluster.presets.architecture import Architecture
 from rlflow.cost.errors import UnknownFactError
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

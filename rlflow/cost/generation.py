@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, exp
 
 from rlflow.cost.activations import BYTES, layer_activations
 from rlflow.cost.components import Components, Precision
@@ -13,7 +13,7 @@ from rlflow.cost.groups import Group
 from rlflow.cost.kv_cache import KvPool, kv_pool
 from rlflow.cost.lengths import mean, second_moment
 from rlflow.cost.machine import Machine
-from rlflow.cost.occupancy import Requests, occupancy, slots_of
+from rlflow.cost.occupancy import Requests, occupancy
 from rlflow.cost.shards import check_layout, layers_of, shard
 from rlflow.cost.stages import EngineOptions, StageCost, Workload
 from rlflow.ir.flow import Layout
@@ -33,22 +33,49 @@ def generate(
     requests = requests_of(layout, work, options)
     prompt = mean(work.prompt)
     static, pool = engine_memory(model, layout, machine, work, options)
-    slots = slots_of(work.response, prompt, requests.busiest, options.slots, pool.tokens)
     step = decode_step(model, layout, machine, precision=options.precision, buckets=options.buckets, skew=options.skew)
-    totals, imbalance = [0.0] * len(PARTS), 0.0
-    for band in occupancy(work.response, prompt, requests, slots):
+    totals, imbalance, waits = [0.0] * len(PARTS), 0.0, 0.0
+    prompts = prefill(model, layout, machine, work, options)
+    for band in occupancy(work.response, prompt, requests, options.slots, pool.tokens):
         seconds = step.parts(band.running, band.held)
         totals = [total + band.steps * each for total, each in zip(totals, seconds, strict=True)]
         if band.full:
             imbalance += band.steps * band.excess * sum(seconds)
+            each = prompts / requests.busiest
+            waits += lock_step_wait(band.admitted, band.steps * (1 + band.excess), each, lock_step(layout))
         elif band.excess:
             more = 1 + band.excess
             imbalance += band.steps * (step.seconds(band.running * more, band.held * more) - sum(seconds))
     speed_up = options.speculation.speed_up if options.speculation else 1.0
     named = [(f"decode_{name}", seconds / speed_up) for name, seconds in zip(PARTS, totals, strict=True)]
-    parts = [("prefill", prefill(model, layout, machine, work, options)), *named]
-    parts.append(("decode_imbalance", imbalance / speed_up))
+    parts = [("prefill", prompts), *named, ("decode_imbalance", imbalance / speed_up), ("prefill_wait", waits)]
     return StageCost.of(tuple((name, seconds) for name, seconds in parts if seconds), static)
+
+
+def lock_step(layout: Layout) -> int:
+    """Engines whose experts are common: each step of one waits for the slowest."""
+    together = layout.ep * layout.etp // (layout.tp * layout.pp) if layout.ep > 1 else 1
+    return max(1, min(layout.dp * layout.cp, together))
+
+
+def lock_step_wait(prefills: float, steps: float, seconds: float, engines: int) -> float:
+    """Seconds that an engine waits for prefills of the others, which come one by one over so many steps of each.
+
+    In a step an engine has a number of them that is Poisson with the mean prefills/steps, and all wait for the engine
+    with the most: E[max] of them, less what it has itself.
+    """
+    if engines == 1 or prefills <= 0 or steps <= 0:
+        return 0.0
+    rate = prefills / steps
+    most, term, below = 0.0, exp(-rate), 0.0
+    for count in range(1, 1000):
+        below += term
+        more = 1.0 - min(1.0, below) ** engines
+        most += more
+        term *= rate / count
+        if more < 1e-6:
+            break
+    return steps * seconds * (most - rate)
 
 
 def requests_of(layout: Layout, work: Workload, options: EngineOptions) -> Requests:

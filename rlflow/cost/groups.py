@@ -5,10 +5,10 @@ Hierarchical collectives do on the inner network what they can, so that only a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log2
 
 from rlflow.cost.machine import Link, Machine
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlflow.cost.errors import CostError, UnknownFactError
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

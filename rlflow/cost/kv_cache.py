@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlflow.cost.components import MIXED, Precision
 from rlflow.cost.dimensions import Dimensions
 from rlflow.cost.errors import WorkloadError
 from rlflow.cost.shards import kv_heads_on, layers_of
 from rlflow.ir.flow import Layout
+from rlflow.values import dataclass
 
 BLOCK_USE = (9, 10)
 """Share of the pool that blocks really use (inference-sim, BLIS, calibrated on vLLM)."""

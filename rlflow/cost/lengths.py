@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import exp, log, sqrt
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from rlflow.cost import normal
 from rlflow.cost.errors import WorkloadError
+from rlflow.values import dataclass
 
 
 class Lengths(Hashable, Protocol):

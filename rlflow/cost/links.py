@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from rlflow.cluster.spec import Cluster, Host
 from rlflow.cost.errors import LayoutError
 from rlflow.cost.knobs import Calibration, calibration
 from rlflow.cost.machine import Device, Link, device_of
+from rlflow.values import dataclass
 
 
 class Tier(StrEnum):

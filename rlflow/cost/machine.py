@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlflow.cluster.spec import Cluster, Host
 from rlflow.cost.errors import LayoutError, UnknownFactError
 from rlflow.cost.knobs import FAMILIES, Calibration, calibration
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
@@ -13,6 +12,7 @@ from rlflow.cost.flops import Head
 from rlflow.cost.pipelines import PipelineSchedule, in_flight, parameter_copies, schedule_of
 from rlflow.cost.shards import Shard, StageLayers, check_layout, layers_of, shard
 from rlflow.ir.flow import Layout
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,36 +1,21 @@
 """How many requests run in a generation engine, and for how many steps, when all are handed in at once.
 
 All running requests of an engine advance together, one token a step, so the profile over steps does not depend on how
-long a step takes. Where every request has a slot it follows from the distribution in closed form; where requests queue,
-representative lengths are dealt to the slots as they become free.
+long a step takes. Where every request has a slot and room in the cache it follows from the distribution in closed form;
+where requests queue, representative lengths are admitted one after the other (`occupancy_queue`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from heapq import heapify, heapreplace
-from math import sqrt
+from math import ceil, inf, log, sqrt
 
 from rlflow.cost.errors import WorkloadError
-from rlflow.cost.lengths import Lengths, largest, mean, second_moment, spread, stratified
+from rlflow.cost.lengths import Lengths, largest, mean, second_moment
 from rlflow.cost.normal import quantile
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A stretch of steps, with means over it."""
-
-    steps: float
-    running: float
-    """Requests."""
-    held: float
-    """Tokens in the cache of keys and values, prompts included."""
-    excess: float = 0.0
-    """What the busiest engine has beyond the mean one, as a share: of running requests, or of steps while all slots are
-    full."""
-    full: bool = False
-    """Requests wait, so all slots are taken."""
+from rlflow.cost.occupancy_queue import Band, Limit, powers_below, queued
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +42,52 @@ def mean_held(response: Lengths, prompt: float) -> float:
     return prompt + (second_moment(response) / (2 * tokens) if tokens else 0.0)
 
 
-@lru_cache(maxsize=65536)
-def slots_of(response: Lengths, prompt: float, requests: int, slots: int, kv_tokens: int) -> int:
-    """Requests that run at once: no more than the engine has slots and than its cache holds, at least one.
+def mean_reckoned(response: Lengths, prompt: float, expected: float) -> float:
+    """Tokens that admission counts for a running request on average: its prompt, and what it has generated or, where
+    that is less, `expected`.
 
-    Started together they hold the most at some common age. If even that fits, the cache is no limit; otherwise it holds
-    as many as it does in the long run, at mean age. What is preempted and computed again is not counted.
+    With S the share of longer responses and m their mean, a running request has an age of density S(a)/m.
     """
-    wanted = min(requests, slots)
+    tokens = mean(response)
+    if not tokens:
+        return prompt + expected
+    longer = (second_moment(response) - response.limited(expected, 2)) / 2
+    longer -= expected * (tokens - response.limited(expected, 1))
+    return prompt + expected + max(0.0, longer) / tokens
+
+
+@lru_cache(maxsize=65536)
+def headroom(response: Lengths, prompt: float, requests: int, slots: int, kv_tokens: int) -> int:
+    """Tokens of a response that an engine reckons with when it admits another: 0 where the cache is no limit.
+
+    Requests that start together hold the most at some common age; if even that fits, so does everything. Otherwise what
+    a running request has generated on average, so that the cache is not full before the first ones have ended: what is
+    thrown out of it has to be computed again, and all engines in lock step wait for that.
+    """
     if requests <= slots:
         ages = (response.quantile(i / 64) for i in range(1, 65))
-        peak = max(wanted * (1 - _below(response, age)) * (prompt + age) for age in ages)
+        peak = max(requests * (1 - _below(response, age)) * (prompt + age) for age in ages)
         if peak <= kv_tokens:
-            return wanted
-    held = mean_held(response, prompt)
-    return max(1, min(wanted, int(kv_tokens / held))) if held > 0 else wanted
+            return 0
+    return ceil(mean_held(response, prompt) - prompt)
 
 
 @lru_cache(maxsize=65536)
-def occupancy(response: Lengths, prompt: float, requests: Requests, slots: int) -> tuple[Band, ...]:
+def running_at_once(response: Lengths, prompt: float, requests: int, slots: int, kv_tokens: int) -> int:
+    """Requests that run at once in the long run: as many as the engine has slots and its cache admits, at least one."""
+    expected = headroom(response, prompt, requests, slots, kv_tokens)
+    wanted = min(requests, slots)
+    each = mean_reckoned(response, prompt, expected)
+    return max(1, min(wanted, int(kv_tokens / each))) if expected and each > 0 else wanted
+
+
+@lru_cache(maxsize=65536)
+def occupancy(
+    response: Lengths, prompt: float, requests: Requests, slots: int, kv_tokens: int | None = None
+) -> tuple[Band, ...]:
     """The profile of an engine with the most requests, to the end of the longest request of all engines.
+
+    Admission as `headroom` says; `kv_tokens` None: a cache that is no limit. Nothing is thrown out of it here.
 
     Sums that hold exactly: steps x running over the bands are the tokens generated; where no request waits, steps add
     up to E[max] of all requests, and steps x held to requests x (prompt E[l] + E[l^2]/2). The `excess` of a band is the
@@ -87,15 +98,21 @@ def occupancy(response: Lengths, prompt: float, requests: Requests, slots: int) 
     # The maximum is an integral by trapezoids, and at least the mean.
     end = max(largest(response, requests.prompts, requests.samples), mean(response))
     n = requests.busiest
-    bands = _together(response, prompt, n, end) if n <= slots else _queued(response, prompt, n, slots, end)
+    expected = 0 if kv_tokens is None else headroom(response, prompt, n, slots, kv_tokens)
+    if n <= slots and not expected:
+        bands = _together(response, prompt, n, end)
+    else:
+        limit = Limit(prompt, min(n, slots), kv_tokens if expected and kv_tokens is not None else inf, expected)
+        at_once = slots if kv_tokens is None else running_at_once(response, prompt, n, slots, kv_tokens)
+        bands = queued(response, n, limit, at_once, end, requests.engines * _independent(response, requests))
     if requests.engines == 1:
         return bands
     return tuple(replace(band, excess=_excess(response, requests, band)) for band in bands)
 
 
 def _excess(response: Lengths, requests: Requests, band: Band) -> float:
-    """The busiest engine beyond the mean one. While all slots are full its requests take longer, by as much as at the
-    median length more of them run."""
+    """The busiest engine beyond the mean one: more requests of it run at the length at which so many are left. While
+    requests wait it takes longer, by as much as its tokens are more."""
     n = requests.busiest
     alive = 0.5 if band.full else min(1.0, band.running / n)
     at = response.quantile(1 - alive)
@@ -105,16 +122,24 @@ def _excess(response: Lengths, requests: Requests, band: Band) -> float:
         return 0.0
     alike = max(0.0, both - below * below) / variance
     together = -(-requests.samples // requests.engines) if requests.spread else requests.samples
-    deviation = sqrt((1 - alive) / (n * alive) * (1 + (together - 1) * alike))
     # The expected maximum of so many normal deviates (Blom 1958).
     most = quantile((requests.engines - 0.375) / (requests.engines + 0.25))
+    single = second_moment(response) / mean(response) ** 2 - 1 if band.full else (1 - alive) / alive
+    deviation = sqrt(max(0.0, single) / n * (1 + (together - 1) * alike))
     return deviation * most if band.full else max(0.0, min(deviation * most, n / band.running - 1))
+
+
+def _independent(response: Lengths, requests: Requests) -> float:
+    """Independent lengths that have as long a longest one, over those there are: samples of a prompt are alike."""
+    at = response.quantile(1 - 1 / (requests.prompts * requests.samples + 1)) * (1 - 1e-12)
+    one, group = response.cdf(at), response.group_cdf(at, requests.samples)
+    return log(group) / (requests.samples * log(one)) if 0 < group < 1 and 0 < one < 1 else 1.0
 
 
 def _together(response: Lengths, prompt: float, n: int, end: float) -> tuple[Band, ...]:
     bands = []
     low = done = weighted = 0.0
-    for limit in [*_thresholds(n), 0]:
+    for limit in [*powers_below(n), 0]:
         # The last band ends with the longest request, not where fewer than one is expected to run.
         high = min(end, response.quantile(1 - limit / n)) if limit else response.maximum
         area, moment = response.limited(high, 1), response.limited(high, 2) / 2
@@ -127,77 +152,6 @@ def _together(response: Lengths, prompt: float, n: int, end: float) -> tuple[Ban
             bands[-1] = Band(before.steps, before.running + running / before.steps, before.held + held / before.steps)
         low, done, weighted = high, area, moment
     return tuple(bands)
-
-
-_ORDERS = 8
-"""Orders of the queue whose mean stands for that of random ones."""
-
-
-def _queued(response: Lengths, prompt: float, n: int, slots: int, end: float) -> tuple[Band, ...]:
-    # A large queue is represented by a smaller one with as many requests a slot; a long one by its last 64 a slot,
-    # before which all slots are full in the same way.
-    shrink = max(1, min(n // 1024, slots // 32))
-    total = n * mean(response)
-    n, slots = -(-n // shrink), slots // shrink
-    earlier = max(0, n - 64 * slots)
-    n -= earlier
-    total -= earlier * shrink * mean(response)
-    tokens = stratified(response, n)
-    if sum(tokens[:-1]) > 0 and total / shrink > end:
-        # The longest is as long as of all engines; the others make up the sum.
-        share = (total / shrink - end) / sum(tokens[:-1])
-        tokens = [*(t * share for t in tokens[:-1]), end]
-    queue = spread(tokens)
-    # The place of the longest decides most: it stands in the middle of every part of the queue once.
-    place = queue.index(tokens[-1])
-    turns = [(place - (2 * i + 1) * n // (2 * _ORDERS)) % n for i in range(_ORDERS)]
-    profiles = [_profile(queue[turn:] + queue[:turn], prompt, slots) for turn in turns]
-    bands = []
-    for i, same in enumerate(zip(*profiles, strict=True)):
-        steps = sum(band.steps for band in same)
-        if steps > 0:
-            running = sum(band.steps * band.running for band in same) * shrink / steps
-            held = sum(band.steps * band.held for band in same) * shrink / steps
-            before = earlier * mean(response) / slots if i == 0 else 0.0
-            bands.append(Band(steps / _ORDERS + before, running, held, full=i == 0))
-    return tuple(bands)
-
-
-def _profile(queue: list[float], prompt: float, slots: int) -> list[Band]:
-    """Of one order: the time while requests wait, then a band for every power of two, some of no steps."""
-    started = [(0.0, t) for t in queue[:slots]]
-    free = queue[:slots]
-    heapify(free)
-    full = 0.0
-    for t in queue[slots:]:
-        full = free[0]
-        heapreplace(free, full + t)
-        started.append((full, t))
-    left = sorted(free)
-    bands, low = [_band(started, prompt, 0.0, full)], full
-    last = [(start, length) for start, length in started if start + length > full]
-    for limit in [*_thresholds(slots), 0]:
-        high = max(low, left[slots - limit - 1])
-        bands.append(_band(last, prompt, low, high))
-        low = high
-    return bands
-
-
-def _band(started: list[tuple[float, float]], prompt: float, low: float, high: float) -> Band:
-    """Means over the steps from low to high of requests with a start and a length."""
-    running = held = 0.0
-    for start, length in started:
-        first, last = max(low, start) - start, min(high, start + length) - start
-        if last > first:
-            running += last - first
-            held += prompt * (last - first) + (last * last - first * first) / 2
-    steps = high - low
-    return Band(steps, running / steps, held / steps) if steps > 0 else Band(0.0, 0.0, 0.0)
-
-
-def _thresholds(n: int) -> list[int]:
-    """Powers of two below n, largest first."""
-    return [1 << i for i in range((n - 1).bit_length() - 1, -1, -1)] if n > 1 else []
 
 
 def _below(response: Lengths, age: float) -> float:

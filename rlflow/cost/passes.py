@@ -7,7 +7,6 @@ model and a layout: a search asks for the same layout many times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlflow.cost.activations import BYTES, layer_activations
@@ -19,6 +18,7 @@ from rlflow.cost.roofline import memory_seconds, product_seconds
 from rlflow.cost.shards import Shard, StageLayers, expert_parameters, experts_on, layers_of, shard
 from rlflow.cost.stages import ComputeOptions
 from rlflow.ir.flow import Layout
+from rlflow.values import dataclass
 
 STREAMS = 4
 """Experts whose products run at the same time, as grouped products of Transformer Engine run on four streams."""

@@ -7,11 +7,11 @@ takes time in proportion to p x m.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from rlflow.cost.errors import CostError
 from rlflow.cost.pipelines import check_schedule
+from rlflow.values import dataclass
 
 Kind = Literal["F", "B", "W"]
 

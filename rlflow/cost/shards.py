@@ -7,13 +7,13 @@ are dealt out over ep x etp devices of the same pipeline stage. Where a number d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlflow.cost.dimensions import Dimensions
 from rlflow.cost.errors import LayoutError
 from rlflow.cost.flops import Head
 from rlflow.ir.flow import Layout
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from rlflow.cost.components import MIXED, Components, Precision
@@ -12,6 +12,7 @@ from rlflow.cost.flops import Head
 from rlflow.cost.lengths import Lengths
 from rlflow.cost.microbatch import mean_sequence, mean_square
 from rlflow.cost.pipelines import PipelineSchedule
+from rlflow.values import dataclass
 
 Role = Literal["train", "logprobs", "values", "score", "generate"]
 

@@ -54,6 +54,7 @@ def file_data(word: str, bound: Bound, base_dir: Path | None, report: Reporter) 
         shuffle=bound["shuffle"],
         system=bound["system"],
         too_long=bound["too_long"],
+        prompt_tokens=bound["prompt_tokens"],
     )
     return source, row
 

@@ -29,6 +29,13 @@ _TOO_LONG = P(
     "error",
     "prompts that leave no room for `max_new`: stop, leave the row out, or keep the last tokens",
 )
+_PROMPT_TOKENS = P(
+    "prompt_tokens",
+    Count("tokens"),
+    None,
+    "mean of a prompt, for estimates of time and memory only; default: 256 tokens",
+    optional=True,
+)
 _FILE = (
     P("path", Text(), REQUIRED, "file, relative to this .rlflow file"),
     P(
@@ -47,6 +54,7 @@ _FILE = (
     _SHUFFLE,
     _SYSTEM,
     _TOO_LONG,
+    _PROMPT_TOKENS,
 )
 _COMPUTE = P("compute", Word(("fp32", "bf16")), "fp32", "precision of matrix products; weights are trained in fp32")
 _LORA = P(
@@ -77,6 +85,7 @@ DECLARATIONS: dict[str, dict[str, Signature]] = {
                 _SHUFFLE,
                 _SYSTEM,
                 _TOO_LONG,
+                _PROMPT_TOKENS,
             ),
             "procedurally generated tasks of the reasoning-gym package; further arguments go to the task",
             extra=True,

@@ -265,6 +265,7 @@ class Declarations:
                 shuffle=bound["shuffle"],
                 system=bound["system"],
                 too_long=bound["too_long"],
+                prompt_tokens=bound["prompt_tokens"],
             )
         source, self._rows[name] = file_data(word, bound, self._base_dir, self._report)
         return source

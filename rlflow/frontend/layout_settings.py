@@ -29,6 +29,9 @@ LAYOUT_SETTINGS: dict[str, Parameter] = {
         Parameter("vp", _DEVICES, None, "virtual pipeline stages of a rank (interleaved schedule)"),
         Parameter("sp", Flag(), None, "sequence parallelism between tensor-parallel parts"),
         Parameter("zero", Whole(0, 3), None, "1 shards the optimizer, 2 gradients too, 3 weights too (FSDP)"),
+        Parameter(
+            "reshard", Word(("in_place", "beside")), None, "where weights trained on the same devices are laid out anew"
+        ),
         Parameter("recompute", Word(("none", "selective", "full")), None, "what the backward pass computes again"),
     )
 }

@@ -25,6 +25,7 @@ from rlflow.frontend.signatures import (
     OPTIMIZERS,
     REWARD_CALL,
 )
+from rlflow.frontend.units import COUNTS
 from rlflow.grammar import nodes
 
 _SETTINGS = {"seed": (), "stop": ("steps", "epochs"), "save": ("every",)}
@@ -50,11 +51,15 @@ def set_parameters(
 
 
 def _parameter(override: Override, params: dict[str, nodes.Param], report: Reporter) -> nodes.Expr:
-    """The value; a bare word is a text where the parameter's default is one."""
+    """The value; a bare word is a text where the parameter's default is one, and a bare number counts what the default
+    counts."""
     default = params[override.path[0]].default
     if isinstance(default, nodes.String) and override.raw.isidentifier() and override.raw not in (*params, "none"):
         return override.text()
-    return override.value(report, None)
+    value = override.value(report, None)
+    if isinstance(default, nodes.Quantity) and default.unit.rstrip("s") in {unit.rstrip("s") for unit in COUNTS}:
+        return _with_unit(value, default.unit)
+    return value
 
 
 def apply_overrides(flow: nodes.Flow, overrides: Sequence[Override], left_out: LeftOut, report: Reporter) -> nodes.Flow:

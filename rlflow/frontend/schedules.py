@@ -25,7 +25,7 @@ from rlflow.frontend.signatures import CORRECTIONS
 from rlflow.grammar import nodes
 from rlflow.ir import ops
 from rlflow.ir.flow import STEP, Flow, reads_model
-from rlflow.ir.ops import Correction, Take
+from rlflow.ir.ops import Correction, Generate, Take
 
 ADMISSIONS = ("in_order", "wait", "slack_edf", "evict", "count")
 CARRIES = ("partial", "finish", "nothing")
@@ -200,10 +200,13 @@ class _Lower:
             functions = here
             ids.extend(chosen)
         allowed = [FUNCTIONS] if functions else list(self._pools)
-        if place.pool.text in self._poisoned and not functions:
-            raise Poison()
-        if place.pool.text not in allowed:
-            raise self._report.unknown("pool", place.pool.text, Label(place.pool.span), allowed)
+        for pool in place.pools:
+            if pool.text in self._poisoned and not functions:
+                raise Poison()
+            if pool.text not in allowed:
+                raise self._report.unknown("pool", pool.text, Label(pool.span), allowed)
+        if len(place.pools) > 1:
+            ids = self._sampling(place, ids)
         sizes: dict[str, Any] = {}
         spans: dict[str, Span] = {}
         keys = ("workers",) if functions else (*LAYOUT_SETTINGS, "split")
@@ -226,7 +229,27 @@ class _Lower:
                     Label(self._placed[node_id], "first here", primary=False),
                 )
             self._placed[node_id] = place.span
-        self._places.append(PlaceRequest(tuple(ids), place.pool.text, span=place.span, settings=spans, **sizes))
+        pools = [pool.text for pool in place.pools]
+        found = PlaceRequest(tuple(ids), pools[0], tuple(pools[1:]), span=place.span, settings=spans, **sizes)
+        self._places.append(found)
+
+    def _sampling(self, place: nodes.Place, ids: list[str]) -> list[str]:
+        """Only stages that sample may be on several pools, each of which is named once."""
+        names = [pool.text for pool in place.pools]
+        again = next((pool for at, pool in enumerate(place.pools) if pool.text in names[:at]), None)
+        if again is not None:
+            raise self._report.error("RLF1002", f"pool `{again.text}` is named twice", Label(again.span))
+        others = [i for i in ids if not isinstance(self._flow.nodes[i].op, Generate)]
+        if others:
+            owner = place.stages[0].owner.text
+            fix = f"`place {owner}.generate on {', '.join(names)}`" if owner in self._flow.models else ""
+            raise self._report.error(
+                "RLF1007",
+                f"`{others[0]}` cannot be on {len(names)} pools: only stages that sample can",
+                Label(place.span),
+                help=(f"{fix}, and the others on one pool",) if fix else ("name one pool",),
+            )
+        return ids
 
     def _stages(self, ref: nodes.StageRef) -> list[str]:
         """Ids of the step's stages that `actor.generate`, `reference` or `exact` mean."""

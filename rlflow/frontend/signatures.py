@@ -57,6 +57,13 @@ METHODS: dict[str, dict[str, Signature]] = {
                 P("top_k", Whole(0), 0, "0 = all tokens"),
                 P("environment", Reference("environment"), None, "answers after every turn", optional=True),
                 P("turns", Whole(1), 1, "turns of the model at most"),
+                P(
+                    "mean_new",
+                    Count("tokens"),
+                    None,
+                    "mean of a response, for estimates of time and memory only; default: a quarter of `max_new`",
+                    optional=True,
+                ),
             ),
             "sample responses",
         ),

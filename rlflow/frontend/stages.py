@@ -164,11 +164,20 @@ def _generate(context: StageContext, bound: Bound, node_id: str) -> Typed:
             help=('declare one: `environment tools = python("environments:Calculator")`',),
         )
     context.fits(context.owner, bound)
+    mean_new, max_new = bound["mean_new"], bound["max_new"]
+    if mean_new is not None and mean_new > max_new:
+        raise context.report.error(
+            "RLF1010",
+            f"a mean of {mean_new} tokens is more than the longest response, `max_new = {max_new} tokens`",
+            Label(bound.spans["mean_new"]),
+            help=(f"at most `mean_new = {max_new} tokens`",),
+        )
     rows = None if prompts.rows is None else prompts.rows * n
     op = ops.Generate(
         model=context.owner,
         n=n,
-        max_new=bound["max_new"],
+        max_new=max_new,
+        mean_new=mean_new,
         temperature=bound["temperature"],
         top_p=bound["top_p"],
         top_k=bound["top_k"],

@@ -110,6 +110,14 @@ class Reshard:
     """(from node, to node, bytes) of all that crosses links, inside a node too; empty where there are many nodes."""
     all_to_all: bool = False
     """Whether it is an exchange of experts among the devices that hold them."""
+    adapters: bool = False
+    """Whether only adapters are sent, in 32 bits, which the readers add to the frozen weights that they keep."""
+    in_place: bool = False
+    """Whether the new parts take over the memory of those that are trained, which the host keeps until they train
+    again. Beside the larger of the two layouts a device then has the buckets only."""
+    order: tuple[tuple[str, str], ...] = ()
+    """In place: (act, tensor), one after the other on all devices. `move` lays a tensor out anew; `stage` reads it into
+    the buckets, `unstage` writes it from there."""
     bound_us: int = 0
     """What the links allow at best."""
     us: int = 0
@@ -212,11 +220,12 @@ class Swap:
     """One object that leaves or comes back, on every device of a pool."""
 
     pool: str
-    action: Literal["offload", "onload", "drop", "rebuild"]
+    action: Literal["offload", "onload", "drop", "rebuild", "save"]
+    """`save` copies to the host and leaves the memory to the reshard that follows."""
     object: str
     bytes: int
     before: str
-    """The stage in front of which it is given (offload, drop) or complete (onload, rebuild)."""
+    """The stage in front of which it is given (offload, drop) or complete (onload, rebuild, save)."""
     us: int = 0
     exposed_us: int = 0
     """The part that no stage hides."""

@@ -75,6 +75,7 @@ __all__ = [
     "Gspo",
     "GymData",
     "HfModel",
+    "Join",
     "Kl",
     "KlReward",
     "Logprobs",
@@ -137,7 +138,20 @@ class Generate:
     """Multi-turn: after every turn of the model the environment answers, up to `turns` turns. Adds `mask`, which is 0
     on the environment's tokens; `max_new` bounds all tokens after the prompt."""
     turns: int = 1
+    mean_new: int | None = None
+    """tokens; what estimates take for the mean of a response. None = not said."""
+    part: tuple[int, int] | None = None
+    """Of the prompts that it reads, those from the first number (from 0) up to the second, without it; None = all.
+    Set by the compiler where several pools sample for one stage."""
     kind: Literal["generate"] = "generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """The rows of several stages, one stage after the other. Ports: r0, r1, ... Set by the compiler."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    kind: Literal["join"] = "join"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +359,7 @@ class Train:
 Op = (
     Take
     | Generate
+    | Join
     | Logprobs
     | Score
     | ModelScore

@@ -40,6 +40,8 @@ class FileData:
     system: str | None = None
     """System message put before a string prompt; makes it a chat."""
     too_long: TooLong = "error"
+    prompt_tokens: int | None = None
+    """tokens; what estimates take for the mean of a prompt. None = not said."""
     kind: Literal["file"] = "file"
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class GymData:
     shuffle: bool = True
     system: str | None = None
     too_long: TooLong = "error"
+    prompt_tokens: int | None = None
     kind: Literal["reasoning_gym"] = "reasoning_gym"
 
     def __post_init__(self) -> None:

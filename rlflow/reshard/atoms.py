@@ -7,9 +7,10 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cached_property
 from itertools import pairwise
 
-from rlflow.reshard.boxes import Box, volume
+from rlflow.reshard.boxes import Box, rows, volume
 from rlflow.reshard.catalogue import TensorSpec
 from rlflow.reshard.errors import ReshardError
 from rlflow.reshard.shards import Groups, Sharding
@@ -20,14 +21,14 @@ Owners = frozenset[int]
 """Numbers of the groups of equal shards that have an atom."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """The same boxes of several tensors of equal structure."""
 
     names: tuple[str, ...]
     boxes: tuple[Box, ...]
 
-    @property
+    @cached_property
     def elements_each(self) -> int:
         return sum(map(volume, self.boxes))
 
@@ -35,8 +36,13 @@ class Part:
     def elements(self) -> int:
         return len(self.names) * self.elements_each
 
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, int, int], ...]:
+        """Elements, rows, and elements of a row, of every box."""
+        return tuple((volume(box), *rows(box)) for box in self.boxes)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class AtomClass:
     """What exactly these source ranks hold and exactly these target ranks need. Both are sorted."""
 
@@ -44,7 +50,7 @@ class AtomClass:
     needers: tuple[int, ...]
     parts: tuple[Part, ...]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return sum(part.elements for part in self.parts)
 

@@ -155,7 +155,7 @@ def _unit_sizes(plan: ReshardPlan) -> list[tuple[Unit, Vector]]:
         for index, part in enumerate(found.parts):
             for name in part.names:
                 parts_of.setdefault(name, []).append((number, index))
-    absent = [[position[device] for device in missing(found)] for found in plan.classes]
+    absent = [np.array([position[device] for device in missing(found)], np.int64) for found in plan.classes]
     vectors: dict[tuple[tuple[int, int], ...], Vector] = {}
     target = Sharding(plan.catalogue, plan.target.layout, plan.target.storage)
     units: dict[str, Unit] = {}

@@ -143,7 +143,7 @@ class _Ordering:
                 for interval in after.bytes_of(move.target, move.tensor, move.box):
                     writes.setdefault(move.target, []).append((interval, number))
         for device in sorted(reads.keys() & writes.keys()):
-            for reader, writer in _overlaps(reads[device], writes[device]):
+            for reader, writer in overlaps(reads[device], writes[device]):
                 if reader not in self.unread[writer]:
                     self.unread[writer].add(reader)
                     self.overwriters[reader].append(writer)
@@ -222,7 +222,7 @@ class _Ordering:
         self._offer(number)
 
 
-def _overlaps(
+def overlaps(
     reads: Iterable[tuple[Interval, int]], writes: Iterable[tuple[Interval, int]]
 ) -> Iterator[tuple[int, int]]:
     """(reader, writer) pairs that share a byte: a sweep over the starts."""

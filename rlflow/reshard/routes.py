@@ -8,7 +8,7 @@ the source sends to every device itself. A device in a node that holds the class
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import field
 
 from rlflow.reshard.atoms import AtomClass
 from rlflow.reshard.endpoint import Fabric
@@ -156,12 +156,16 @@ class Loads:
 
     def turned(self, delivery: Delivery, share: Share, position: int) -> Share:
         """The share with its chain turned so that it ends where most is sent already: the end passes nothing on."""
-        base = delivery.turn + position
+        base, node_of = delivery.turn + position, self.fabric.node_of
+        node_turn = share.node_turn
         if len(delivery.nodes) > 1:
-            busiest = _last_of_most([self.node_out.get(self.fabric.node_of[n[0]], 0) for n in delivery.nodes], base)
-            return replace(share, node_turn=busiest + 1, device_turn=self._leaders(delivery, base))
-        busiest = _last_of_most([self.device_out.get(device, 0) for device in delivery.nodes[0]], base)
-        return replace(share, device_turn=busiest + 1)
+            out = self.node_out
+            node_turn = _last_of_most([out.get(node_of[node[0]], 0) for node in delivery.nodes], base) + 1
+            device_turn = self._leaders(delivery, base)
+        else:
+            out = self.device_out
+            device_turn = _last_of_most([out.get(device, 0) for device in delivery.nodes[0]], base) + 1
+        return Share(share.source, share.low, share.high, node_turn, device_turn)
 
     def _leaders(self, delivery: Delivery, base: int) -> int:
         """The device turn under which the nodes' first devices, which send twice, have sent least against the last."""
@@ -184,7 +188,8 @@ class Loads:
 
 def _last_of_most(loads: list[int], base: int) -> int:
     """Index of the largest; of equal ones the first from `base` on, cyclically."""
-    return max(range(len(loads)), key=lambda i: (loads[i], -((i - base) % len(loads))))
+    most, start = max(loads), base % len(loads)
+    return loads.index(most, start) if most in loads[start:] else loads.index(most)
 
 
 def _add(loads: dict[int, int], key: int, by: int) -> None:

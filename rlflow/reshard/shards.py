@@ -80,12 +80,15 @@ class Sharding:
         local, part = self._local[name]
         key = (local.structure, part)
         if key not in self._groups:
-            members: dict[tuple[Box, ...], list[int]] = {}
+            alike: dict[tuple[int, int], list[int]] = {}
             for rank in range(self.stage_size):
-                boxes = self._shard(local, rank).boxes(part)
+                alike.setdefault(self._coordinates(local, rank), []).append(rank)
+            members: dict[tuple[Box, ...], list[int]] = {}
+            for ranks in alike.values():
+                boxes = self._shard(local, ranks[0]).boxes(part)
                 if boxes:
-                    members.setdefault(boxes, []).append(rank)
-            self._groups[key] = tuple((boxes, tuple(ranks)) for boxes, ranks in members.items())
+                    members.setdefault(boxes, []).extend(ranks)
+            self._groups[key] = tuple((boxes, tuple(sorted(ranks))) for boxes, ranks in members.items())
         return self._groups[key]
 
     # --- one rank ----------------------------------------------------------------------------------------------------
@@ -141,18 +144,10 @@ class Sharding:
 
     def _shard(self, local: LocalTensor, rank: int) -> Shard:
         """Of the `rank`-th rank of a stage."""
-        expert = local.parts[0].rule is Rule.EXPERT
+        inside, replica = self._coordinates(local, rank)
         layout = self.layout
-        if expert:
-            replica, inside = divmod(rank, layout.ep * layout.etp)
-            replicas = layout.expert_replicas
-        else:
-            replica, inside = divmod(rank, layout.tp)
-            replicas = layout.dp * layout.cp
-            if all(part.rule is Rule.REPLICATE for part in local.parts):
-                inside = 0
-        if layout.zero < 3:
-            replica = 0
+        expert = local.parts[0].rule is Rule.EXPERT
+        replicas = layout.expert_replicas if expert else layout.dp * layout.cp
         key = (local.structure, inside, replica)
         if key not in self._shards:
             shard = self._joined(local, [self._part(part, inside) for part in local.parts])
@@ -162,6 +157,18 @@ class Sharding:
                 shard = cut.apply(shard, replicas, replica)
             self._shards[key] = shard
         return self._shards[key]
+
+    def _coordinates(self, local: LocalTensor, rank: int) -> tuple[int, int]:
+        """What decides about a rank's part of a tensor: the tp coordinate (e x etp + y for experts), and the replica
+        where ZeRO-3 cuts the part further."""
+        layout = self.layout
+        if local.parts[0].rule is Rule.EXPERT:
+            replica, inside = divmod(rank, layout.ep * layout.etp)
+        else:
+            replica, inside = divmod(rank, layout.tp)
+            if all(part.rule is Rule.REPLICATE for part in local.parts):
+                inside = 0
+        return inside, replica if layout.zero == 3 else 0
 
     def _part(self, spec: TensorSpec, inside: int) -> Shard:
         """Before fusion and ZeRO-3. `inside`: the tp coordinate, or e x etp + y for experts."""

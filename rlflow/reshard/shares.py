@@ -57,13 +57,11 @@ def share_elements(found: AtomClass, low: int, high: int, min_elements: int) -> 
         return found.elements
     total = 0
     for part in found.parts:
-        for index, box in enumerate(part.boxes):
-            size = volume(box)
+        for index, (size, count, each) in enumerate(part.sizes):
             if size < min_elements:
                 turns = sum(low <= (number + index) * TURN % WHOLE < high for number in range(len(part.names)))
                 total += turns * size
             else:
-                count, each = rows(box)
                 first, last = row_range(count, low, high)
                 total += len(part.names) * (last - first) * each
     return total

@@ -8,6 +8,7 @@ choice: the deliveries with the fewest sources first, in equal quanta, each from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heapreplace
 
 from rlflow.reshard.atoms import AtomClass
 from rlflow.reshard.endpoint import Fabric
@@ -92,24 +93,35 @@ def _fill(loads: Loads, delivery: Delivery, elements: int, *, multicast: bool, m
     copies = 1 if multicast else delivery.receivers
     quanta = max(1, min(4 * len(sources), elements // max(min_elements, 1), MAX_QUANTA))
     each = elements / quanta * copies
-    device = {s: float(loads.device_out.get(s, 0)) for s in sources}
-    node = {fabric.node_of[s]: float(loads.node_out.get(fabric.node_of[s], 0)) for s in sources}
-    taken = dict.fromkeys(sources, 0)
     remote = each if delivery.remote else 0.0
     around = max(sources) + 1
-
-    def done(source: int) -> tuple[float, float, int]:
-        """When the links of a source would be done with one quantum more."""
-        home = fabric.node_of[source]
+    device = {s: float(loads.device_out.get(s, 0)) for s in sources}
+    taken = dict.fromkeys(sources, 0)
+    # By node: (when the port of a source would be done with one quantum more, its turn, the source). The sources of a
+    # node share its uplink, so that the first of them is the best of them.
+    queues: dict[int, list[tuple[float, int, int]]] = {}
+    for source in sources:
         port = (device[source] + each) / fabric.device_bandwidth[source]
+        turn = (source - delivery.turn) % around
+        queues.setdefault(fabric.node_of[source], []).append((port, turn, source))
+    for queue in queues.values():
+        heapify(queue)
+    node = {home: float(loads.node_out.get(home, 0)) for home in queues}
+
+    def done(home: int) -> tuple[float, float, int]:
+        """When the links of the best source of a node would be done with one quantum more."""
+        port, turn, _ = queues[home][0]
         uplink = (node[home] + remote) / fabric.node_bandwidth[home] if delivery.remote else 0.0
-        return max(port, uplink), port + uplink, (source - delivery.turn) % around
+        return max(port, uplink), port + uplink, turn
 
     for _ in range(quanta):
-        chosen = min(sources, key=done)
+        home = min(queues, key=done)
+        _, turn, chosen = queues[home][0]
         taken[chosen] += 1
         device[chosen] += each
-        node[fabric.node_of[chosen]] += remote
+        node[home] += remote
+        port = (device[chosen] + each) / fabric.device_bandwidth[chosen]
+        heapreplace(queues[home], (port, turn, chosen))
     return _shares(sources, [taken[s] for s in sources])
 
 

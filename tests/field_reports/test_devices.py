@@ -208,3 +208,18 @@ def test_tensor_parallel_ranks_on_two_a2_hosts(place_: Any) -> None:
     assert "use tp 8 at most" in slow.words
     fast = place_(schedule, model='preset("qwen3_32b")', cluster="machines = 1 * cloudmatrix384")
     assert fast.codes == []
+
+
+def test_buffers_of_communicators_shrink_where_the_device_is_full(place_: Any) -> None:
+    """All ranks; tp and dp of rollout; tp, cp, dp, gradients and pp of training. 1 GiB gives each 64 MiB, both ways."""
+    plan = place_(
+        "pool main = 16 devices "
+        "place actor.generate on main with tp = 4 place actor.train on main with tp = 2, cp = 2, pp = 2"
+    ).plan
+    assert "HCCL_BUFFSIZE" not in worker_environment(plan, npus(plan), {})
+    (memory,) = plan.memory
+    full = memory.model_copy(update={"peak": memory.capacity + memory.reserved - (1 << 30)})
+    tight = plan.model_copy(update={"memory": (full,)})
+    assert int(worker_environment(tight, npus(tight), {})["HCCL_BUFFSIZE"]) == 1024 // 2 // 8
+    assert worker_environment(tight, npus(tight), {"HCCL_BUFFSIZE": "40"})["HCCL_BUFFSIZE"] == "40"
+    assert worker_environment(tight, npus(tight), {"HCCL_BUFFSIZE": "400"})["HCCL_BUFFSIZE"] == "64"

@@ -173,7 +173,7 @@ def _changed(parent: Any, *, slot: tuple[str, int], node: Any, kept: Kept, chanc
     if index >= 0 and chance.random() < 0.5:
         items = list(getattr(parent, name))
         match chance.randrange(4):
-            case 0 if not isinstance(parent, nodes.Place) or len(items) > 1 or name != "stages":
+            case 0 if not isinstance(parent, nodes.Place) or len(items) > 1 or name not in ("stages", "pools"):
                 del items[index]
             case 1:
                 items.insert(chance.randrange(len(items) + 1), node)

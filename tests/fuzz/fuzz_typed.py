@@ -26,7 +26,7 @@ GIVES = {
 ROWS = ("samples", "pairs")
 SIZES = {
     "hidden": (64, 64, 64, 48), "heads": (4, 8), "kv_heads": (2, 4), "intermediate": (64, 128), "layers": (1, 2), "n": (2, 4, 4, 1),
-    "turns": (1,), "context": (128, 256, 256, 256, 4), "keep": (1, 2), "max_new": (4, 4, 8), "limit": (4,), "minibatch": (4, 8, 3),
+    "turns": (1,), "context": (128, 256, 256, 256, 4), "keep": (1, 2), "max_new": (4, 4, 8), "mean_new": (2, 4), "limit": (4,), "minibatch": (4, 8, 3),
 }  # fmt: skip
 """Values of parameters that must fit each other; most do."""
 ALWAYS = frozenset({"n"})
@@ -216,7 +216,15 @@ class Maker:
             if self._odd and self._chance.random() < self._share:
                 value = self._chance.choice(self._odd)
             out.append(given(parameter.name, value))
-        return out
+        return self._with_experts(out) if any(p.name == "experts" for p in signature.parameters) else out
+
+    def _with_experts(self, arguments: list[nodes.Argument]) -> list[nodes.Argument]:
+        """Experts where the architecture has them, mostly: else most programs would end with this error."""
+        if self._chance.random() < 0.05:
+            return arguments
+        words = [a.value.id for a in arguments if isinstance(a.value, nodes.Name) and a.name is not None]
+        kept = [a for a in arguments if a.name is None or a.name.text not in ("experts", "experts_per_token")]
+        return [*kept, given("experts", nodes.Number(4, AT))] if "qwen3_moe" in words else kept
 
     def _constant(self, parameter: Parameter, names: dict[str, str]) -> nodes.Expr | None:
         known = {"task": "chain_sum", "alphabet": "0123456789+-=. ", "function": "rewards:exact_match", "name": "qwen3_8b",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.gaps import Gap, all_gaps
 from rlflow.passes.analysis.memory.objects import Device, Period, Resident
 from rlflow.passes.analysis.memory.program import overflow
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
@@ -20,6 +20,7 @@ from rlflow.passes.analysis.memory.program import (
     host_holds_all,
     overflow,
 )
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def choose(residents: Sequence[Resident], period: Period, device: Device) -> Cho
     if too_much is not None:
         return too_much
     host_left = device.host_bytes - standing_copies(residents)
-    if max(overflow(residents, period, device)) <= 0:
+    forced = any(resident.overwritten_in or resident.written_in for resident in residents)
+    if max(overflow(residents, period, device)) <= 0 and not forced:
         return Choice((), 0.0) if host_left >= 0 else _standing_too_much(residents, period, device)
 
     gaps = all_gaps(residents, period)
@@ -60,8 +62,9 @@ def choose(residents: Sequence[Resident], period: Period, device: Device) -> Cho
     free = tuple(whole_gap(gap) for gap in gaps if _free(gap, roomy, device))
     paid = [gap for gap in gaps if not _free(gap, roomy, device)]
     over = overflow(residents, period, device, free)
-    if max(over) <= 0:
-        return Choice(free, 0.0) if host_left >= 0 else _standing_too_much(residents, period, device)
+    spent = float(cost(free, device))
+    if max(over) <= 0 and (roomy or not forced):
+        return Choice(free, spent) if host_left >= 0 else _standing_too_much(residents, period, device)
 
     program = build(paid, over, host_left, period, device, free)
     solution = solve_greedily(program)
@@ -71,7 +74,7 @@ def choose(residents: Sequence[Resident], period: Period, device: Device) -> Cho
         solution = solve(program)
         if solution is None:
             return _host_too_small(residents, program, gaps, free, period, device)
-    return Choice(_in_order((*free, *program.evictions(solution.counts)), gaps), solution.bound_seconds)
+    return Choice(_in_order((*free, *program.evictions(solution.counts)), gaps), spent + solution.bound_seconds)
 
 
 def rounded(
@@ -124,7 +127,9 @@ def _in_order(evictions: Sequence[Eviction], gaps: Sequence[Gap]) -> tuple[Evict
 
 
 def _free(gap: Gap, roomy: bool, device: Device) -> bool:
-    """Leaving in the gap costs no time, and no host memory that could run out."""
+    """Leaving in the gap is no choice, or costs no time and no host memory that could run out."""
+    if gap.forced:
+        return True
     takes_host = gap.pools_host or gap.keeps_host
     return not gap.saves_once and gap.seconds(gap.resident.bytes, device) == 0 and (roomy or not takes_host)
 
@@ -174,7 +179,7 @@ def _host_too_small(
     sizes: dict[str, int] = {r.name: r.bytes for r in residents if r.host_copy}
     sizes |= kept_copies(evictions)
     for eviction in evictions:
-        if eviction.gap.pools_host and boundary_sides(boundary, period) & set(eviction.gap.phases):
+        if eviction.gap.pools_host and boundary_sides(boundary, period) & eviction.gap.host_phases(period):
             name = eviction.gap.resident.name
             sizes[name] = sizes.get(name, 0) + eviction.bytes
     return _infeasible("host", phase.name, held[boundary], device.host_bytes, list(sizes.items()))

@@ -7,15 +7,18 @@ phases circular-ones instead of interval (Bartholdi, Orlin, Ratliff 1980).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Resident
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
     """One gap of a resident. `phases` are positions in the period, in order; they may wrap.
+
+    `forced`: its memory is another's in some phase of it, so that it is gone in all of them. `overwritten`: by the
+    phase before the gap, which has copied it to the host. `taken_over`: it comes back by taking over such memory.
 
     `saves`: bytes leave by a copy to the host in every period. `saves_once`: only bytes that the host does not hold
     yet (clean objects on a line). `returns`: bytes come back by a copy. `rebuilds`: they come back by rebuilding.
@@ -29,6 +32,12 @@ class Gap:
     returns: bool
     rebuilds: bool
     always: bool = False
+    overwritten: bool = False
+    taken_over: bool = False
+
+    @property
+    def forced(self) -> bool:
+        return self.overwritten or self.taken_over
 
     @property
     def first(self) -> int:
@@ -53,6 +62,11 @@ class Gap:
     def pools_host(self) -> bool:
         """Takes host memory from the start of the gap to its end (dirty objects)."""
         return self.resident.kind is Kind.DIRTY
+
+    def host_phases(self, period: Period) -> frozenset[int]:
+        """The phases in which a dirty object takes host memory: those of the gap, and one that overwrites it."""
+        before = {(self.first - 1) % len(period.phases)} if self.overwritten else set()
+        return frozenset(before.union(self.phases))
 
     @property
     def keeps_host(self) -> bool:
@@ -93,14 +107,17 @@ def gaps_of(resident: Resident, period: Period) -> tuple[Gap, ...]:
         after_use = period.cyclic or start > 0
         before_use = period.cyclic or phases[-1] < size - 1
         kind = resident.kind
+        overwritten = bool(resident.overwritten_in) and period.phases[start - 1].name == resident.overwritten_in
         found.append(
             Gap(
                 resident,
                 tuple(phases),
-                saves=kind is Kind.DIRTY and after_use,
+                saves=kind is Kind.DIRTY and after_use and not overwritten,
                 saves_once=kind is Kind.CLEAN and not resident.host_copy and after_use and not period.cyclic,
                 returns=kind is not Kind.DROPPABLE and before_use,
                 rebuilds=kind is Kind.DROPPABLE and before_use,
+                overwritten=overwritten,
+                taken_over=bool(resident.written_in) and period.phases[phases[-1]].name == resident.written_in,
             )
         )
     return tuple(found)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
 from rlflow.passes.analysis.memory.program import Column, Program, Row, RowKind
+from rlflow.values import dataclass
 
 MAX_ODD = 10
 """Pages of other sizes that are tried in all combinations: 1024 of them at most."""

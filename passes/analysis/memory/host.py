@@ -39,6 +39,6 @@ def host_by_boundary(residents: Sequence[Resident], evictions: Sequence[Eviction
     constant = standing_copies(residents) + sum(kept_copies(evictions).values())
     pooled = [eviction for eviction in evictions if eviction.gap.pools_host]
     return [
-        constant + sum(e.bytes for e in pooled if boundary_sides(boundary, period) & set(e.gap.phases))
+        constant + sum(e.bytes for e in pooled if boundary_sides(boundary, period) & e.gap.host_phases(period))
         for boundary in range(len(period.phases) + (0 if period.cyclic else 1))
     ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.gaps import Eviction, Gap
 from rlflow.passes.analysis.memory.movement import Action, Move, Movement
 from rlflow.passes.analysis.memory.objects import Period
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Instruction:
     end: Fraction
     tag: str
     moves: tuple[Move, ...]
+    by_phase: bool = False
+    """Done by the phase before it, which has written one object over another."""
 
 
 ORDER = (Action.DROP, Action.OFFLOAD, Action.ONLOAD, Action.REBUILD)
@@ -64,6 +66,7 @@ def instructions_of(evictions: Sequence[Eviction], movement: Movement, period: P
                 max(end for _, end in times),
                 gap.resident.tag,
                 tuple(ordered),
+                by_phase=(gap.overwritten and action is Action.DROP) or (gap.taken_over and action is Action.REBUILD),
             )
         )
     return tuple(sorted(found, key=lambda i: (i.start, ORDER.index(i.action), i.end)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from itertools import groupby
@@ -18,6 +17,7 @@ from rlflow.passes.analysis.memory.gaps import Eviction
 from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Resident
 from rlflow.passes.analysis.memory.program import overflow
 from rlflow.passes.analysis.memory.spread import Page, Step, spread
+from rlflow.values import dataclass
 
 
 class Action(Enum):
@@ -92,7 +92,8 @@ def lay_out(evictions: Sequence[Eviction], residents: Sequence[Resident], period
             Step(
                 tuple(reversed(back[i])),
                 slack[i] - outs[i].end_bytes,
-                slack[i] - outs[i].start_bytes,
+                # On a line, what the first phase lacks began on the host: it has to come, whatever room there is.
+                slack[i] - outs[i].start_bytes if i or period.cyclic else 0,
                 int(period.phases[i].window * device.h2d),
             )
             for i in reversed(range(size))
@@ -167,14 +168,19 @@ class _Clock:
         for pages in _alike(dropped):
             self._record(Action.DROP, slot, pages, start, start)
         self.held -= sum(size for *_, size in dropped)
+        last = (number - 1) % len(self.period.phases)
+        for n, eviction in enumerate(self.evictions):
+            if eviction.gap.taken_over and eviction.gap.last == last:  # it lies where the others lay
+                self._record(Action.REBUILD, slot, [(n, 0, eviction.bytes)], start, start)
+                self.held += eviction.bytes
+        assert self.held <= self.device.hbm_bytes, "what is written in place fits where it was written"
         leaving = self._copy_out(slot, outs)
         ins, self.late = [*self.late, *ins], []
         left = self._copy_in(slot, ins, leaving, start, None)
         assert not left, "everything has room once what leaves has left"
         end = max(start, self.ended)
-        last = (number - 1) % len(self.period.phases)
         for n, eviction in enumerate(self.evictions):
-            if eviction.gap.rebuilds and eviction.gap.last == last:
+            if eviction.gap.rebuilds and not eviction.gap.taken_over and eviction.gap.last == last:
                 rebuilt = end + self._ticks(eviction.gap.seconds(eviction.bytes, self.device))
                 self._record(Action.REBUILD, slot, [(n, 0, eviction.bytes)], end, rebuilt)
                 self.held += eviction.bytes

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
+
+from rlflow.values import dataclass
 
 DEFAULT_PAGE_BYTES = 64 * 2**20
 """What one copy moves where nothing else is said: long enough for full link speed, short enough to overlap."""
@@ -35,6 +37,10 @@ class Resident:
     `page_bytes` is the least amount that moves on its own; the last page may be shorter. Where it equals `bytes`, the
     object moves whole or not at all. `host_copy` says of a clean object that the host holds it already; it then takes
     host memory all the time. `tag` is carried along for whoever reports on the object, such as a place in a source.
+
+    `overwritten_in` is a phase that copies a dirty object to the host and then writes another over it: needed there, it
+    is away afterwards. `written_in` is the phase in which a droppable object is written over another, of which it takes
+    the memory: away until then, it is there right afterwards.
     """
 
     name: str
@@ -46,6 +52,8 @@ class Resident:
     host_copy: bool = False
     page_bytes: int = DEFAULT_PAGE_BYTES
     tag: str = ""
+    overwritten_in: str = ""
+    written_in: str = ""
 
     @property
     def full_pages(self) -> int:
@@ -150,3 +158,11 @@ def check_inputs(residents: Sequence[Resident], period: Period) -> None:
             raise ValueError(f"{resident.name}: only a clean object has a host copy that stays valid")
         if resident.rebuild_seconds and resident.kind is not Kind.DROPPABLE:
             raise ValueError(f"{resident.name}: only a droppable object is rebuilt")
+        if resident.overwritten_in and (
+            resident.kind is not Kind.DIRTY or resident.overwritten_in not in resident.needed or not period.cyclic
+        ):
+            raise ValueError(
+                f"{resident.name}: only a dirty object of a cyclic period is overwritten, where it is needed"
+            )
+        if resident.written_in and (resident.kind is not Kind.DROPPABLE or resident.written_in in resident.needed):
+            raise ValueError(f"{resident.name}: only a droppable object is written over another, and needed after that")

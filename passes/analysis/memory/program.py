@@ -8,12 +8,12 @@ the relaxation is integral in pages of one size. A cyclic order is circular-ones
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
 from rlflow.passes.analysis.memory.gaps import Eviction, Gap
 from rlflow.passes.analysis.memory.objects import Device, Period, Resident
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ def _host(
             columns.append(Column(None, like.unit, like.limit, Fraction(0)))
     for boundary in range(len(period.phases) + (0 if period.cyclic else 1)):
         sides = boundary_sides(boundary, period)
-        terms = {i: -columns[i].unit for n in pooled if sides & set(gaps[n].phases) for i in of_gap[n]}
-        held = sum(e.bytes for e in gone if e.gap.pools_host and sides & set(e.gap.phases))
+        terms = {i: -columns[i].unit for n in pooled if sides & gaps[n].host_phases(period) for i in of_gap[n]}
+        held = sum(e.bytes for e in gone if e.gap.pools_host and sides & e.gap.host_phases(period))
         if terms or kept or held > host_bytes:
             rows.append(Row(terms | kept, held - host_bytes, RowKind.HOST))
     return rows

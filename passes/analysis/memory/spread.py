@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+from rlflow.values import dataclass
 
 Page = tuple[int, int, int]
 """(number of the eviction, page number, bytes)."""

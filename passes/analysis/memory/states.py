@@ -7,8 +7,9 @@ graphs hold addresses and caches hold content of weights: both can be out of dat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from rlflow.values import dataclass
 
 
 class State(Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from fractions import Fraction
 
@@ -16,6 +16,7 @@ from rlflow.passes.analysis.memory.movement import Action, Movement, lay_out
 from rlflow.passes.analysis.memory.objects import Device, Kind, Period, Resident, check_inputs
 from rlflow.passes.analysis.memory.timeline import Timeline, build_timeline
 from rlflow.passes.analysis.memory.transfers import Demand, Job, tightest_window
+from rlflow.values import dataclass
 
 
 class Objective(Enum):

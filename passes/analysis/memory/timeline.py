@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
@@ -11,6 +10,7 @@ from rlflow.passes.analysis.memory.gaps import Eviction
 from rlflow.passes.analysis.memory.host import kept_copies, standing_copies
 from rlflow.passes.analysis.memory.movement import Action, Move, Movement
 from rlflow.passes.analysis.memory.objects import Period, Resident
+from rlflow.values import dataclass
 
 Contents = tuple[tuple[str, int], ...]
 """(object, bytes), largest first, without objects of 0 bytes."""
@@ -100,8 +100,10 @@ def build_timeline(
     residents: Sequence[Resident], evictions: Sequence[Eviction], movement: Movement, period: Period
 ) -> Timeline:
     """The timeline of a movement. Without moves, everything is resident all the time."""
-    rate = _ticks_per_s(movement.moves)
-    changes = sorted((c for m in movement.moves for c in _changes(m, evictions, rate)), key=lambda c: c.order)
+    rate = _ticks_per_s(movement)
+    changes = [c for m in movement.moves for c in _changes(m, evictions, rate)]
+    changes += [_saved(eviction, movement, period, rate) for eviction in evictions if eviction.gap.overwritten]
+    changes.sort(key=lambda c: c.order)
     by_name: dict[str, list[_Change]] = {}
     for change in changes:
         by_name.setdefault(change.name, []).append(change)
@@ -154,10 +156,19 @@ def _anchor(resident: Resident, evictions: Sequence[Eviction], period: Period) -
     return 0, missing, sum(eviction.bytes for eviction in mine if eviction.gap.pools_host)
 
 
-def _ticks_per_s(moves: Sequence[Move]) -> int:
-    """So many ticks that every page starts and ends on one."""
+def _ticks_per_s(movement: Movement) -> int:
+    """So many ticks that every page and every slot starts and ends on one."""
+    moves = movement.moves
     each = (move.seconds * move.page_bytes / move.bytes for move in moves)
-    return lcm(*(move.start.denominator for move in moves), *(time.denominator for time in each))
+    starts = [*(move.start.denominator for move in moves), *(slot.start.denominator for slot in movement.slots)]
+    return lcm(*starts, *(time.denominator for time in each))
+
+
+def _saved(eviction: Eviction, movement: Movement, period: Period, rate: int) -> _Change:
+    """The host's copy of what a phase overwrites: it takes memory from the start of that phase."""
+    number = 2 * ((eviction.gap.first - 1) % len(period.phases)) + 1
+    start = next(slot.start for slot in movement.slots if slot.number == number)
+    return _Change(number, int(start * rate), 0, eviction.bytes, eviction.gap.resident.name)
 
 
 def _changes(move: Move, evictions: Sequence[Eviction], rate: int) -> Iterator[_Change]:

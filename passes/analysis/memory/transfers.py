@@ -7,8 +7,9 @@ Liu and Layland 1973. With preemption the test is necessary and sufficient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+
+from rlflow.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ bottleneck shortest path over sets of operations done; the sets are few, so it i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from rlflow.values import dataclass
 
 MAX_OPS = 20
 """Operations that are ordered exactly: a million sets at most."""

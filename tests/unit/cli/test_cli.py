@@ -256,6 +256,19 @@ def test_failed_compile_leaves_the_old_plan(rlflow: Cli, here: Path, monkeypatch
     assert not list(here.glob("*.partial"))
 
 
+def test_a_pipe_stays_a_pipe(rlflow: Cli, here: Path) -> None:
+    """As /dev/null must: what is no file is written to, and nothing takes its place."""
+    os.mkfifo(here / "pipe")
+    reader = os.open(here / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert rlflow("graph", "f.rlflow", "-o", "pipe", "--format", "mmd").code == 0
+        assert os.read(reader, 1 << 20).decode() == rlflow("graph", "f.rlflow").out
+    finally:
+        os.close(reader)
+    assert (here / "pipe").is_fifo()
+    assert not list(here.glob("*.partial"))
+
+
 @pytest.mark.parametrize("verb", ["show", "graph", "compile"])
 def test_plan_and_source_give_the_same(verb: str, rlflow: Cli) -> None:
     rlflow("compile", "f.rlflow", "-o", "plan.json")

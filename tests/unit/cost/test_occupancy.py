@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlflow.cost.errors import WorkloadError
 from rlflow.cost.lengths import Fixed, Lognormal, Mixture, Trace, largest, mean, second_moment
-from rlflow.cost.occupancy import Requests, occupancy, slots_of
+from rlflow.cost.occupancy import Requests, headroom, mean_held, mean_reckoned, occupancy, running_at_once
 
 quick = settings(max_examples=60, derandomize=True, deadline=None)
 LENGTHS = st.sampled_from(
@@ -107,14 +107,52 @@ def test_excess_of_the_busiest_against_draws():
         assert band.excess == pytest.approx(drawn, rel=0.15)
 
 
-def test_cache_limits_what_runs():
+def test_headroom_where_the_cache_is_a_limit():
+    """At a mean age of 500 of 1,000 tokens."""
     response = Fixed(1000)
-    assert slots_of(response, 0.0, 8, 8, 8 * 1000) == 8
-    assert slots_of(response, 0.0, 8, 8, 8 * 1000 - 1) == 8  # at mean age 500 they fit
-    assert slots_of(response, 0.0, 16, 8, 2000) == 4
-    assert slots_of(response, 100.0, 16, 8, 1200) == 2
-    assert slots_of(response, 0.0, 100, 8, 0) == 1
-    assert slots_of(Fixed(0), 0.0, 3, 8, 0) == 3
+    assert headroom(response, 0.0, 8, 8, 8 * 1000) == 0
+    assert headroom(response, 0.0, 8, 8, 8 * 1000 - 1) == 500
+    assert headroom(response, 100.0, 16, 8, 10**6) == 500  # more wait than run: ages differ
+    assert headroom(Fixed(0), 0.0, 3, 8, 0) == 0
+
+
+def test_cache_limits_what_runs():
+    """Requests of uniform ages hold 500 and are counted as 625 on average: half of them as 500, half as 500 to 1,000."""
+    response = Fixed(1000)
+    assert mean_reckoned(response, 100.0, 500) == pytest.approx(100 + 625)
+    assert mean_reckoned(response, 100.0, 0) == pytest.approx(mean_held(response, 100.0))
+    assert running_at_once(response, 0.0, 8, 8, 8 * 1000) == 8
+    assert running_at_once(response, 0.0, 16, 8, 2000) == 3
+    assert running_at_once(response, 100.0, 16, 8, 1500) == 2
+    assert running_at_once(response, 0.0, 100, 8, 0) == 1
+    assert running_at_once(Fixed(0), 0.0, 3, 8, 0) == 3
+
+
+def test_equal_lengths_in_a_small_cache_by_hand():
+    """10 of 100 tokens, each counted as 50 at least, in a cache of 150: three start, and when they end the next three."""
+    bands = occupancy(Fixed(100), 0.0, Requests(10, 1, 1), 10, 150)
+    assert sum(b.steps for b in bands) == pytest.approx(400)
+    assert sum(b.steps * b.running for b in bands) == pytest.approx(1000)
+    assert bands[0].admitted == pytest.approx(7)
+
+
+@given(LENGTHS, st.integers(2, 100), st.integers(1, 8), st.integers(1, 64), st.sampled_from([0.05, 0.2, 0.5, 1.0, 3.0]))
+@quick
+def test_a_small_cache_changes_when_requests_run_and_nothing_else(response, prompts, samples, slots, share):
+    """All tokens are generated, none twice; a smaller cache never ends sooner."""
+    requests, room = Requests(prompts, samples, 1), prompts * samples * mean_held(response, 10.0)
+    small, large = (occupancy(response, 10.0, requests, slots, max(1, int(room * s))) for s in (share / 2, share))
+    for bands in (small, large):
+        total = sum(b.steps * b.running for b in bands)
+        assert total == pytest.approx(prompts * samples * mean(response), rel=1e-6)
+    assert sum(b.steps for b in small) >= sum(b.steps for b in large) * 0.98
+
+
+def test_the_last_of_many_engines_ends_later():
+    """Each has a queue; some engine begins a longest request last."""
+    response = Lognormal.of_mean(1500, 8192)
+    one, many = (occupancy(response, 0.0, Requests(16 * e, 8, e), 16) for e in (1, 32))
+    assert sum(b.steps for b in many) > 1.1 * sum(b.steps for b in one)
 
 
 def test_many_requests_scale():

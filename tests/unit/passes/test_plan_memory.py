@@ -32,6 +32,9 @@ schedule f on pod {{
 }}
 cluster pod {{ host = 8 * {device} {{ memory = {host} GiB }} hosts = 4 * host }}
 """
+TIGHT = """  pool main = 32 devices {{ memory = {memory} GiB }}
+  place m.generate on main with tp = {gen}
+  place m.train, r on main with tp = {fit}, recompute = full, zero = {zero}"""
 TOGETHER = """  pool main = {n} devices {{ memory = {memory} GiB }}
   place m.generate on main with tp = {gen}
   place m.train, r on main with tp = {fit}"""
@@ -69,7 +72,32 @@ def test_no_stage_of_an_accepted_plan_exceeds_a_device(tmp_path_factory: pytest.
     assert plan is not None
     for memory in plan.memory:
         (program,) = [program for program in plan.programs if program.pool == memory.pool]
-        replay(memory, program)
+        here = [reshard for reshard in plan.reshards if reshard.target == memory.pool]
+        replay(memory, program, in_place=any(reshard.in_place for reshard in here))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_stage_exceeds_a_device_where_weights_are_resharded_in_place(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    gen, fit = data.draw(st.sampled_from([(2, 4), (4, 2), (1, 4), (8, 2), (4, 8)]))
+    text = TEXT.format(
+        model="qwen2_5_32b",
+        new=data.draw(st.sampled_from([512, 2048])),
+        mini=128,
+        schedule=TIGHT.format(memory=data.draw(st.integers(30, 59)), gen=gen, fit=fit, zero=2),
+        device="ascend_910b",
+        host=2048,
+    )
+    if data.draw(st.booleans()):
+        text = text.replace(f"with tp = {gen}", f"with tp = {gen}, reshard = in_place", 1)
+    path = tmp_path_factory.mktemp("plan") / "f.rlflow"
+    path.write_text(text)
+    plan = compiled(path)
+    assume(plan is not None)
+    assert plan is not None
+    replay(plan.memory[0], plan.programs[0], in_place=any(reshard.in_place for reshard in plan.reshards))
 
 
 def compiled(path: Path) -> Plan | None:
@@ -77,24 +105,34 @@ def compiled(path: Path) -> Plan | None:
     try:
         return driver.compile(path)
     except CompileError as error:
-        if {d.code for d in error.diagnostics} <= {"RLF2001", "RLF2004"}:
+        if {d.code for d in error.diagnostics} <= {"RLF2001", "RLF2004", "RLF2020"}:
             return None
         raise
 
 
-def replay(memory: PoolMemory, program: Program) -> None:
+def replay(memory: PoolMemory, program: Program, *, in_place: bool = False) -> None:
     """Walk two steps, every move done where it stands: nothing negative, what a stage needs there, and never too much.
 
-    An object is whole where the table has the most of it; from there its bytes at every other place follow.
+    An object is whole where the table has the most of it; from there its bytes at every other place follow. In place,
+    the trained weights are on the host when they are overwritten, and come back from there.
     """
     phases = {phase.stage: dict(phase.contents) for phase in memory.phases}
     moved = {i.object for i in program.step if isinstance(i, MoveObject)}
     whole = {name: max(contents.get(name, 0) for contents in phases.values()) for name in moved}
     amounts = {name: whole[name] - most_above_start(program, name) for name in moved}
+    saved = False
+    if in_place:
+        amounts["m weights"] = whole["m weights"]
     for instruction in program.step:
         if isinstance(instruction, ReshardWeights) and f"{instruction.model} rollout weights" in moved:
             amounts[f"{instruction.model} rollout weights"] = 0  # gone since its last use, and written anew
     for instruction in program.step:
+        if isinstance(instruction, MoveObject) and instruction.kind == "save":
+            assert in_place
+            assert instruction.object == "m weights"
+            assert amounts["m weights"] == whole["m weights"] == instruction.bytes
+            saved = True
+            continue
         if isinstance(instruction, MoveObject):
             sign = 1 if instruction.kind == "onload" else -1
             amounts[instruction.object] += sign * instruction.bytes
@@ -103,13 +141,20 @@ def replay(memory: PoolMemory, program: Program) -> None:
         stage = phase_of(instruction)
         if stage not in phases:
             continue
-        if isinstance(instruction, ReshardWeights) and f"{instruction.model} rollout weights" in moved:
-            amounts[f"{instruction.model} rollout weights"] = whole[f"{instruction.model} rollout weights"]
+        rollout = f"{instruction.model} rollout weights" if isinstance(instruction, ReshardWeights) else ""
+        if rollout in moved and not in_place:
+            amounts[rollout] = whole[rollout]
         for name in moved:
             if is_needed(stage, name):
                 assert amounts[name] == whole[name], f"{name} is not whole when {stage} needs it"
         standing = sum(size for name, size in phases[stage].items() if name not in moved)
         assert standing + sum(amounts.values()) <= memory.capacity, stage
+        if rollout in moved and in_place:
+            assert saved, "what is overwritten is on the host"
+            assert amounts[rollout] == 0
+            room = dict(phases[stage])[f"reshard {instruction.model} room"] if f"{stage} room" in phases[stage] else 0
+            assert whole[rollout] <= whole["m weights"] + room, "the copy has room where the trained weights were"
+            amounts["m weights"], amounts[rollout] = 0, whole[rollout]
     assert all(sum(contents.values()) <= memory.capacity for contents in phases.values())
     assert memory.peak == max(phase.bytes for phase in memory.phases) <= memory.capacity
 

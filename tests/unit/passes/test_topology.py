@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlflow.communicators import buffer_mib, communicators
 from rlflow.ir.flow import Layout
-from rlflow.passes.analysis.topology import communicators
 
 
 def test_one_device_still_has_its_pool() -> None:
@@ -29,3 +29,10 @@ def test_layouts_share_the_groups_of_equal_ranks() -> None:
 
 def test_exchanges_with_other_pools_are_further_ones() -> None:
     assert communicators([Layout(dp=8)], between_pools=2) == 3
+
+
+def test_buffers_shrink_into_the_room() -> None:
+    gib = 1 << 30
+    assert buffer_mib(8, 4 * gib) == 200
+    assert buffer_mib(8, 2 * gib) == 128
+    assert buffer_mib(8, 0) == buffer_mib(8, -gib) == 0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed, Share
-from rlflow.backends.ray_runtime.splitting import layout_of, split
+from rlflow.backends.ray_runtime.splitting import layout_of, regrouped, split
 from rlflow.backends.ray_runtime.wire import joined, packed_message
 
 
@@ -89,3 +89,19 @@ def test_a_rank_without_rows_has_the_columns() -> None:
     got = sent(even(1, 1, 1), 2)
     assert [batch.rows for batch in got] == [0, 1] or [batch.rows for batch in got] == [1, 0]
     assert {name for batch in got for name in batch.columns} == {"uid", "group", "text", "response_ids"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_columns_find_their_rows(groups: int, size: int, made: int, scored: int, read: int) -> None:
+    """Rows go from the ranks that make them to those that compute a column, and to those that read both; or back."""
+    parts = even(groups, size, made)
+    layouts = [layout_of(batch) for batch in parts]
+    origin = None if scored == made else split(layouts, scored)
+    columns = [packed_message(got.array("uid") * 10) for got in (parts if origin is None else sent(parts, scored))]
+    for target, wanted in ((read, split(layouts, read)), (made, None)):
+        if origin is None and wanted is None:
+            continue
+        expected = parts if wanted is None else sent(parts, read)
+        for one, batch in zip(regrouped(wanted, origin, target), expected, strict=True):
+            assert np.asarray(joined(columns, one.segments)[""]).tolist() == (batch.array("uid") * 10).tolist()

@@ -94,6 +94,11 @@ GRPO_PLACES = {
     "place m.train on fit with tp = 4",
     "three pools": "pool gen = 8 devices\npool look = 8 devices\npool fit = 8 devices\n"
     "place m.generate on gen with tp = 2\nplace r on look with tp = 2\nplace m.train on fit with tp = 4",
+    "lent": "pool gen = 8 devices\npool fit = 8 devices\nplace m.generate on gen, fit with tp = 2\n"
+    "place m.train, r on fit with tp = 4",
+    "lent by two": "pool gen = 16 devices\npool look = 8 devices { memory = 24 GiB }\n"
+    "pool fit = 8 devices { memory = 48 GiB }\nplace m.generate on gen, look, fit with tp = 2\n"
+    "place r on look with tp = 2\nplace m.train on fit with tp = 4",
 }
 PPO_PLACES = {
     "one pool": "pool main = 16 devices\nplace m, r, c on main with tp = 4",
@@ -103,6 +108,8 @@ PPO_PLACES = {
     "place m.generate on gen with tp = 2\nplace m.train, r on fit with tp = 4\nplace c on judge with tp = 4",
 }
 REMAX_PLACES = {
+    "lent": "pool gen = 8 devices\npool fit = 8 devices\nplace m.generate on gen, fit with tp = 2\n"
+    "place m.train on fit with tp = 4",
     "split": "pool gen = 8 devices\npool fit = 8 devices\nplace m.generate on gen with tp = 2\n"
     "place m.train on fit with tp = 4",
 }

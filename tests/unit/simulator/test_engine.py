@@ -6,6 +6,8 @@ import heapq
 from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlflow.backends.simulator.engine import Engine
 from rlflow.backends.simulator.engine_messages import EngineError, EngineEvent, Publish, Request, SetSpeed
@@ -98,6 +100,42 @@ def test_requests_queue_for_slots_in_order() -> None:
     engine = Engine(EngineSettings(STEP, slots=2))
     events = engine.run([Request("a", 0, 3), Request("b", 0, 1), Request("c", 0, 1), Request("d", 0, 2)])
     assert told(events) == [(1, "finished", "b"), (2, "finished", "c"), (3, "finished", "a"), (4, "finished", "d")]
+
+
+def test_headroom_lets_nobody_in_who_would_be_thrown_out() -> None:
+    """a, b and c need 8 of 20 in the end: two fit. Without headroom c, of 4 now, is let in and thrown out."""
+    requests = [Request(name, 3, 5) for name in "abc"]
+    for expected, thrown_out in ((0, 1), (5, 0)):
+        engine = Engine(EngineSettings(STEP, slots=3, kv_blocks=20, expected=expected))
+        engine.run(requests)
+        assert engine.totals.preemptions == thrown_out
+
+
+def test_headroom_counts_what_is_still_to_come() -> None:
+    """When d comes a and b have 5 and room for the next token, which is all that is expected; d asks for 2 + 4. With one
+    block less it waits until they have ended, since longer responses than expected count as they are."""
+    for blocks, ends in ((18, 4), (17, 7)):
+        engine = Engine(EngineSettings(STEP, slots=9, kv_blocks=blocks, expected=4))
+        engine.submit([Request("a", 2, 6), Request("b", 2, 6)], 0)
+        events = engine.advance_to(3)
+        engine.submit([Request("d", 2, 1)], 3)
+        events += engine.advance_to(inf)
+        assert [event.time for event in events if event.id == "d"] == [ends]
+        assert engine.totals.preemptions == 0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40),
+    blocks=st.integers(40, 120),
+    block=st.sampled_from([1, 1, 4]),
+    ranks=st.sampled_from([1, 3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_who_expects_the_longest_throws_nobody_out(lengths: list[int], blocks: int, block: int, ranks: int) -> None:
+    made = EngineSettings(STEP, slots=16, kv_blocks=-(-blocks // block), block=block, expected=30, ranks=ranks)
+    engine = Engine(made)
+    engine.run(Request(i, 5, length) for i, length in enumerate(lengths))
+    assert engine.totals.preemptions == 0
 
 
 def test_a_full_cache_throws_out_the_last_admitted_which_comes_back_first() -> None:

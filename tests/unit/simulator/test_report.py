@@ -132,3 +132,23 @@ def test_a_sweep_is_a_table(make_plan: MakePlan) -> None:
     assert head.split() == ["a", "step", "tokens/s", "idle", "worst", "age"]
     assert first.split()[:3] == ["1", "19", "s"]
     assert second == "22  error[RLF2004]: it does not fit"
+
+
+def test_samples_thrown_out_of_a_full_cache_are_counted(make_plan: MakePlan) -> None:
+    """Engines whose cache holds two of the longest responses: without headroom they throw out and compute again."""
+    plan = make_plan("one pool", "", "grpo", 1024)
+    small = tuple(
+        e if e.engine is None else e.model_copy(update={"engine": e.engine.model_copy(update={"kv_tokens": 2600})})
+        for e in plan.estimates
+    )
+    plan = plan.model_copy(update={"estimates": small})
+    studies = [Study((simulate(plan, Options(steps=3, seed=0, headroom=h)),), True) for h in (0, 1024, None)]
+    vllm, longest, usual = (study.first.thrown_out["s"] for study in studies)
+    assert vllm.samples > 50
+    assert vllm.tokens > 256 * vllm.samples
+    assert longest.samples == longest.tokens == 0
+    assert usual.samples < vllm.samples / 5
+    text = "\n".join(study_lines(plan, studies[0]))
+    assert "thrown out of the full cache of s: " in text
+    assert "thrown out" not in "\n".join(study_lines(plan, studies[1]))
+    assert studies[0].to_json()["thrown_out"]["s"]["samples_per_step"] == vllm.samples

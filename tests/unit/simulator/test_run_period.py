@@ -43,6 +43,7 @@ APART += [("ppo", "split"), ("ppo", "critic apart")]
 TWO_CALLS = [("remax", "split")]
 """Two calls of Python functions want the same workers; the token graph does not know that. Left out where they take
 time."""
+LENT = [("grpo", "lent"), ("grpo", "lent by two"), ("remax", "lent")]
 CASES = [(flow, name, "") for flow, name in ALONE]
 CASES += [(flow, name, stale) for flow, name in [*APART, *TWO_CALLS] for stale in STALE]
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -55,6 +56,25 @@ def test_period_is_the_maximum_cycle_ratio(make_plan: MakePlan, flow: str, place
     assert plan.cadence is not None
     found = simulate(plan, Options(steps=24))
     assert float(found.period) == pytest.approx(plan.cadence.us, rel=1e-6)
+    for stage, ages in found.ages.items():
+        promised = found.promised[stage]
+        assert promised is not None
+        assert max(ages) <= promised
+
+
+@pytest.mark.parametrize(
+    ("flow", "places", "staleness"),
+    [(flow, name, stale) for flow, name in LENT for stale in STALE if "trigger" not in stale],
+)
+def test_the_period_where_devices_are_lent(make_plan: MakePlan, flow: str, places: str, staleness: str) -> None:
+    """The token graph does not know that the reshards of several samplers leave by the same links, so that one may wait
+    for the other."""
+    plan = make_plan(places, staleness, flow)
+    assert plan.cadence is not None
+    found = simulate(plan, Options(steps=24))
+    at_once = sum(reshard.us for reshard in plan.reshards)
+    assert plan.cadence.us * (1 - 1e-6) <= float(found.period) <= plan.cadence.us + at_once
+    assert sum(stage.op.kind == "generate" for stage in plan.stages) >= 2
     for stage, ages in found.ages.items():
         promised = found.promised[stage]
         assert promised is not None

@@ -61,6 +61,28 @@ def test_blocks_of_random_times(
     check_promises(plan, simulate(plan, Options(steps=30, warm_up=0, draw=draw)), 30)
 
 
+@given(
+    case=st.sampled_from([("grpo", "lent"), ("grpo", "lent by two"), ("remax", "lent")]),
+    rule=st.sampled_from([rule for rule in RULES if "trigger" not in rule]),
+    seed=st.integers(0, 10**6),
+    engines=st.booleans(),
+)
+@settings(FEW, max_examples=25)
+def test_pools_that_lend_their_devices(
+    make_plan: MakePlan, case: tuple[str, str], rule: str, seed: int, engines: bool
+) -> None:
+    plan = make_plan(case[1], rule, case[0], 64)
+
+    def draw(name: str, step: int, known: Time) -> Time:
+        word = blake2b(f"{seed}/{name}/{step}".encode(), digest_size=4).digest()
+        return (int.from_bytes(word, "little") % 1000) ** 2
+
+    options = Options(steps=6, warm_up=0, seed=seed) if engines else Options(steps=20, warm_up=0, draw=draw)
+    found = simulate(plan, options)
+    check_promises(plan, found, options.steps)
+    assert all(promised == 0 for stage, promised in found.promised.items() if stage.endswith(".on.fit"))
+
+
 @given(case=st.sampled_from(PLACES), rule=st.sampled_from(RULES), seed=st.integers(0, 10**6))
 @settings(FEW, max_examples=12)
 def test_engines_with_drawn_lengths(make_plan: MakePlan, case: tuple[str, str], rule: str, seed: int) -> None:

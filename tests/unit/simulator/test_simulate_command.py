@@ -71,6 +71,11 @@ def test_lengths_cannot_be_drawn_without_an_engine(capsys: pytest.CaptureFixture
         (["--stage", "samples=nan"], "seconds of at least 0"),
         (["--sweep", "group"], "write PATH=A,B,..."),
         (["--sweep", "group=4", "--trace", "t.json"], "leave --sweep out"),
+        (["--plot", "p.svg"], "add --sweep"),
+        (["--headroom", "0"], "add --seeds"),
+        (["--headroom", "-1", "--seeds", "1"], "--headroom"),
+        (["--sweep", "group=4", "--plot", "p.png"], "plots are SVG"),
+        (["--sweep", "group=4", "--plot", "nowhere/p.svg"], "there is no folder nowhere"),
         (["--steps", "0"], "--steps"),
     ],
 )
@@ -100,3 +105,37 @@ def test_sweeps_are_combined(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_sweep_in_which_nothing_compiles_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(EXAMPLES / "async_grpo.rlflow", "--sweep", "grup=4,8") == 1
     assert capsys.readouterr().out.count("error[RLF1011]") == 2
+
+
+def test_a_sweep_is_drawn_with_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["--steps", "2", "--seeds", "2", "--sweep", "batch.count=16,17,32", "--sweep", "group=4,8"]
+    assert run(EXAMPLES / "async_grpo.rlflow", *sweep, "--format", "json", "--plot", tmp_path / "p.svg") == 0
+    found = json.loads(capsys.readouterr().out)
+    svg = (tmp_path / "p.svg").read_text("utf-8")
+    assert "lengths drawn with 2 seeds; bars: 95 % confidence" in svg
+    rated = [row for row in found if "error" not in row]
+    assert len(rated) == 5, "68 samples do not divide over 8 ranks"
+    for row in rated:
+        low, high = row["tokens_per_s_interval"]
+        assert low <= row["tokens_per_s"] <= high
+        point = f"batch.count = {row['set']['batch.count']}, group = {row['set']['group']}"
+        assert f"<title>{point}: tokens/s {row['tokens_per_s']:.4g} +- {(high - low) / 2:.2g}</title>" in svg
+        assert f"<title>{point}: seconds a step {row['step_s']:.4g} +- " in svg
+    for row in found:
+        if "error" in row:
+            assert row["error"].split("`")[0] in svg
+
+
+def test_pools_can_be_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A parameter of the flow in its schedule; a bare number counts what the default counts."""
+    text = (EXAMPLES / "async_grpo.rlflow").read_text("utf-8")
+    text = text.replace("(group = 16)", "(group = 16, size = 16 devices)").replace(
+        "rollout = 16 devices", "rollout = size"
+    )
+    for name in ("data", "rewards.py"):
+        (tmp_path / name).symlink_to(EXAMPLES / name)
+    (tmp_path / "sized.rlflow").write_text(text, "utf-8")
+    assert run(tmp_path / "sized.rlflow", "--steps", "2", "--sweep", "size=4,8 devices", "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["pools"]["rollout"]["devices"] for row in found] == [4, 8]
+    assert found[0]["step_s"] > found[1]["step_s"]

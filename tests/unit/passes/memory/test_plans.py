@@ -68,6 +68,19 @@ def test_plans_are_optimal_and_refused_only_where_none_exists(data: st.DataObjec
     assert plan.bounds.busy_seconds <= float(best) + 1e-9
 
 
+def test_what_begins_on_the_host_is_copied_in_although_there_is_room() -> None:
+    """On a line: it then leaves without a copy, which a page that had been on the device all the time could not."""
+    first, last = made("first", 1, "p1 p2", Kind.CLEAN), made("last", 6, "p3", Kind.CLEAN, page=2)
+    periods = Period(tuple(Phase(f"p{i}", Fraction(0), overlap=False) for i in range(4)), cyclic=False)
+    device = Device(6, 1000, 1, 2)
+    plan = planned([first, last], periods, device)
+    assert plan.busy_seconds == cost(plan.evictions, device) == oracle.cheapest([first, last], periods, device)
+    assert [(i.action, i.resident) for i in plan.instructions if i.resident == "first"] == [
+        (Action.ONLOAD, "first"),
+        (Action.DROP, "first"),
+    ]
+
+
 @settings(max_examples=120, deadline=None)
 @given(case=oracle.cases(), whole=st.booleans())
 def test_a_replay_of_the_moves_never_exceeds_device_host_or_link(case: Any, whole: bool) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
 from hypothesis import strategies as st
 
 from rlflow.passes.search.options import StageOption
+from rlflow.passes.search.pool_time import Links, consecutive
 
 LIMIT = 20
 """Bytes of a device in random problems: small, so that memory often decides."""
+
+NOWHERE: Mapping[int, int] = {}
+"""Stage to the stage whose weights it reads."""
 
 Moves = dict[tuple[str, Hashable, str, Hashable], float]
 
@@ -39,11 +43,22 @@ def options(sizes: Sequence[int], most: int = 5, peak: int = 26) -> st.SearchStr
 
 
 def reshards(stages: Sequence[str]) -> st.SearchStrategy[Moves]:
-    """Whole seconds for every pair of stages and classes."""
-    keys = [(a, x, b, y) for a in stages for b in stages if a != b for x in "ab" for y in "ab"]
+    """Whole seconds for every pair of stages and classes; from a stage to itself, of weights from another pool."""
+    keys = [(a, x, b, y) for a in stages for b in stages for x in "ab" for y in "ab" if a != b or x == y]
     return st.lists(st.integers(0, 4), min_size=len(keys), max_size=len(keys)).map(
         lambda values: dict(zip(keys, map(float, values), strict=True))
     )
+
+
+def publishing(sources: Mapping[int, int]) -> Links:
+    """Between stages `s0`, `s1`, ...: the cycle of those of a pool, and weights from sources on other pools."""
+
+    def links(names: tuple[str, ...]) -> list[tuple[int, int]]:
+        here = [int(name[1:]) for name in names]
+        away = [(at, at) for at, stage in enumerate(here) if stage in sources and sources[stage] not in here]
+        return [*consecutive(names), *away]
+
+    return links
 
 
 # --- all there is -----------------------------------------------------------------------------------------------------
@@ -76,8 +91,10 @@ def pool_choices(
     stages: Sequence[str],
     moves: Moves,
     swap: Callable[[int, int], float],
+    sources: Mapping[int, int] = NOWHERE,
 ) -> Iterator[Whole]:
-    """Every joint choice of options; reshards from each stage to the next, round the cycle."""
+    """Every joint choice of options; reshards from each stage to the next, round the cycle, and to those whose source is
+    not in the pool."""
     usable = [[o for o in tables[i] if o.devices <= devices and o.peak_bytes <= LIMIT] for i in block]
     for choices in product(*usable):
         static = sum(o.static_bytes for o in choices)
@@ -87,6 +104,9 @@ def pool_choices(
             for i in range(len(block)):
                 j = (i + 1) % len(block)
                 seconds += moves[stages[block[i]], choices[i].layout_class, stages[block[j]], choices[j].layout_class]
+        for i, option in zip(block, choices, strict=True):
+            if i in sources and sources[i] not in block:
+                seconds += moves[stages[i], option.layout_class, stages[i], option.layout_class]
         yield Whole(seconds, choices)
 
 
@@ -135,6 +155,7 @@ def best_period(
     moves: Moves,
     swap: Callable[[int, int], float],
     allowed: Callable[[tuple[tuple[int, ...], ...], tuple[int, ...]], bool] = lambda partition, chosen: True,
+    sources: Mapping[int, int] = NOWHERE,
 ) -> float:
     """The least time of the slowest pool over all partitions, sizes and joint choices."""
     stages = [f"s{i}" for i in range(len(tables))]
@@ -150,6 +171,6 @@ def best_period(
                 continue
             for block, n in zip(partition, chosen, strict=True):
                 if (block, n) not in times:
-                    times[block, n] = pool_time(block, n, tables, stages, moves, swap)
+                    times[block, n] = pool_time(block, n, tables, stages, moves, swap, sources)
             best = min(best, max(times[block, n] for block, n in zip(partition, chosen, strict=True)))
     return best

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_oracles import LIMIT, Moves, best_period, options, overflow, reshards, resident
+from search_oracles import LIMIT, Moves, best_period, options, overflow, pool_time, publishing, reshards, resident
 
 from rlflow.passes.search.decide import Decision, search
 from rlflow.passes.search.devices import pool_sizes
@@ -78,6 +78,52 @@ def test_it_equals_the_mixed_integer_program(made: tuple[Tables, tuple[int, ...]
         for n in sizes
         if (plan := times.at_most(block, n)) is not None
     ]
+    found = solve_milp(len(tables), columns, [64])
+    assert period(problem) == pytest.approx(math.inf if found is None else found[0], abs=1e-9)
+
+
+@st.composite
+def published(draw: st.DrawFn) -> tuple[tuple[Tables, tuple[int, ...], Moves], dict[int, int]]:
+    """Problems in which the weights of some stages come from another one."""
+    made = draw(problems())
+    count = len(made[0])
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    return made, dict(draw(st.lists(st.sampled_from(pairs), max_size=3))) if pairs else {}
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(published(), st.booleans())
+def test_publishes_between_pools_count(
+    case: tuple[tuple[Tables, tuple[int, ...], Moves], dict[int, int]], swaps: bool
+) -> None:
+    """Against exhaustive search, and against the mixed-integer program over the same pools."""
+    (tables, hosts, moves), sources = case
+    price = overflow if swaps else resident
+    expected = best_period(tables, pool_sizes(hosts), hosts, moves, price, sources=sources)
+    swap = swap_overflow(LIMIT, 1.0) if swaps else None
+    problem = problem_of(tables, hosts, moves, alternatives=False, swap=swap, links=publishing(sources))
+    found = search(problem)
+    assert (found.chosen.period if isinstance(found, Decision) else math.inf) == expected
+    if isinstance(found, Decision):
+        assert found.proven
+        assert found.bound.seconds <= expected * (1 + 1e-12)
+
+
+@settings(max_examples=30, derandomize=True, deadline=None)
+@given(published())
+def test_publishes_count_in_the_mixed_integer_program(
+    case: tuple[tuple[Tables, tuple[int, ...], Moves], dict[int, int]],
+) -> None:
+    (tables, _, moves), sources = case
+    hosts = (8,) * 8
+    problem = problem_of(tables, hosts, moves, alternatives=False, links=publishing(sources))
+    stages = [f"s{i}" for i in range(len(tables))]
+    columns = []
+    for k in range(1, len(tables) + 1):
+        for block in combinations(range(len(tables)), k):
+            for n in pool_sizes(hosts):
+                seconds = pool_time(block, n, tables, stages, moves, resident, sources)
+                columns += [PoolColumn(block, 0, n, seconds)] if seconds < math.inf else []
     found = solve_milp(len(tables), columns, [64])
     assert period(problem) == pytest.approx(math.inf if found is None else found[0], abs=1e-9)
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_oracles import LIMIT, Moves, has_room, options, reshards, set_partitions
+from search_oracles import LIMIT, Moves, has_room, options, publishing, reshards, set_partitions
 
 from rlflow.passes.search import solver as solver_module
 from rlflow.passes.search.decide import Decision, search
@@ -120,17 +120,24 @@ GRAPHS = ((), (("s0", "s1"), ("s1", "s2")), (("s0", "s2"), ("s1", "s2")), (("s0"
     st.data(),
     reshards(STAGES),
     st.booleans(),
+    st.sampled_from([{}, {0: 2}, {0: 2, 1: 2}]),
 )
 def test_the_search_equals_trying_all(
-    hosts: tuple[int, ...], edges: tuple[tuple[str, str], ...], data: st.DataObject, moves: Moves, local: bool
+    hosts: tuple[int, ...],
+    edges: tuple[tuple[str, str], ...],
+    data: st.DataObject,
+    moves: Moves,
+    local: bool,
+    sources: dict[int, int],
 ) -> None:
     """Every partition and all sizes, each pool on its fastest layouts. Local search is never better, and says so."""
     sizes = pool_sizes(hosts)
     tables = {stage: StageTable.of(data.draw(options(sizes, most=5)), LIMIT) for stage in STAGES}
     kind = DeviceType("npu", hosts, LIMIT, tables)
     graph = StepGraph(STAGES, edges)
-    problem = Problem(STAGES, (kind,), reshard=lambda *key: moves[key], period=graph, alternatives=False)
-    times = PoolTimes(STAGES, list(tables.values()), sizes, kind.swap_model, problem.reshard)
+    links = publishing(sources)
+    problem = Problem(STAGES, (kind,), reshard=lambda *key: moves[key], links=links, period=graph, alternatives=False)
+    times = PoolTimes(STAGES, list(tables.values()), sizes, kind.swap_model, problem.reshard, links)
     best = math.inf
     for partition in set_partitions(3):
         for chosen in product(sizes, repeat=len(partition)):

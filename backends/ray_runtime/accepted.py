@@ -1,0 +1,85 @@
+"""What a plan may decide and this version of the runtime does not do, whatever the devices."""
+
+from __future__ import annotations
+
+from rlflow.diagnostics import RunFailure
+from rlflow.ir.ops import Join, MixedGroups
+from rlflow.plan import Plan
+
+
+def refuse_unknown(plan: Plan) -> None:
+    """RunFailure RLF4003 for a stage that several pools sample for, a reshard in place or of adapters, samples that are
+    admitted other than in order or in parts of a batch, and a refill that reaches into another pool."""
+    _refuse_orders(plan)
+    _refuse_refills(plan)
+    for stage in plan.stages:
+        if isinstance(stage.op, Join):
+            pools = [plan.stage(part).pool for part in stage.inputs.values()]
+            raise RunFailure(
+                "RLF4003",
+                f"this version does not run a stage on several pools, and `{stage.id}` is on {' and '.join(pools)}",
+                stage=stage.id,
+                help=(f"`place` it on `{pools[0]}` alone",),
+            )
+    for reshard in plan.reshards:
+        if reshard.in_place:
+            raise RunFailure(
+                "RLF4003",
+                f"this version does not reshard in place, as the plan does with `{reshard.model}`",
+                help=(
+                    f"`reshard = beside` for {', '.join(f'`{reader}`' for reader in reshard.readers)}, or more memory",
+                ),
+            )
+        if reshard.adapters:
+            raise RunFailure(
+                "RLF4003",
+                f"this version moves no adapters between pools, and the plan sends those of `{reshard.model}`",
+                help=("place what samples from it with its training, in the same layout",),
+            )
+
+
+def _refuse_orders(plan: Plan) -> None:
+    """Batches are admitted and trained on whole, one after another."""
+    for stale in (stale for channel in plan.channels for stale in channel.stale):
+        asked = ""
+        if stale.trigger != 1.0:
+            asked = f"starts a step at {stale.trigger:.0%} of the samples"
+        elif stale.admit != "in_order":
+            asked = f"admits samples by `{stale.admit}`"
+        elif stale.burst != 1:
+            asked = f"admits {stale.burst} batches at once"
+        if asked:
+            raise RunFailure(
+                "RLF4003",
+                f"this version admits whole batches in order, and the plan {asked} for `{stale.stage}`",
+                stage=stale.stage,
+                help=("`admit in_order` without a trigger runs; `rlflow simulate` shows what the others would bring",),
+            )
+    for queue in plan.queues:
+        if queue.trigger != 1.0:
+            raise RunFailure(
+                "RLF4003",
+                f"this version trains on whole batches, and the plan starts at {queue.trigger:.0%} of `{queue.stage}`",
+                stage=queue.stage,
+                help=("leave the trigger out",),
+            )
+
+
+def _refuse_refills(plan: Plan) -> None:
+    """A refill runs the stages before it again, which must be on its own pool."""
+    functions = {pool.name for pool in plan.pools if pool.device == "functions"}
+    for stage in plan.stages:
+        if not isinstance(stage.op, MixedGroups) or not stage.op.refill:
+            continue
+        stack = list(stage.inputs.values())
+        while stack:
+            before = plan.stage(stack.pop())
+            stack.extend(before.inputs.values())
+            if before.pool != stage.pool and before.pool not in functions:
+                raise RunFailure(
+                    "RLF4003",
+                    f"a refill of `{stage.id}` on pool `{stage.pool}` would run `{before.id}` again, which is on pool "
+                    f"`{before.pool}`",
+                    stage=stage.id,
+                    help=(f"`place` it on `{before.pool}`", "or filter without `refill`"),
+                )
