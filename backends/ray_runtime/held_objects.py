@@ -9,7 +9,8 @@
 | `STAGE keys and values` | the most that the engine's cache had while it sampled |
 
 With `compute = "bf16"` and an engine beside the trainer, `M weights` is the engine's copy in 16 bits, and the float32
-weights are the optimizer's master copy, as the cost model counts them.
+weights are the optimizer's master copy, as the cost model counts them; where the plan has the optimizer away while a
+stage reads them, they are counted with `M weights`, above what the plan has for it.
 
 Activations, buckets and what is being computed come and go with their stage; no instruction moves them. AdamW's step
 counters (4 bytes a tensor) stay.

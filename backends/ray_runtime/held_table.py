@@ -29,8 +29,9 @@ class Cache:
 class HeldTable:
     """Of one rank. Objects that two names share belong to the first."""
 
-    def __init__(self, state: RankState, memory: PoolMemory) -> None:
+    def __init__(self, state: RankState, memory: PoolMemory, master_in_optimizer: bool = True) -> None:
         self._state = state
+        self._master_in_optimizer = master_in_optimizer
         self._whole: dict[str, int] = {}
         for phase in memory.phases:
             for name, size in phase.contents:
@@ -78,7 +79,7 @@ class HeldTable:
                 self._read[name, True] = self._hold(of_engine, list, own, fixed)
             return
         kept = self._unshared(lambda: moments(trainer))
-        if model.compute == "bf16" and own is not None and not apart:
+        if self._master_in_optimizer and model.compute == "bf16" and own is not None and not apart:
             # The cost model's 16-bit weights are the engine's; the trainer's are the optimizer's master copy.
             copy = self._hold(weights, list, own)
             master = self._hold(f"{name} optimizer", lambda: [*mine(), *kept()])

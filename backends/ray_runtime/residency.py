@@ -36,12 +36,18 @@ class Residency:
     def __init__(self, state: RankState, memory: PoolMemory) -> None:
         self._state = state
         self._program = next(p for p in state.plan.programs if p.pool == state.pool).step
+        start = at_start(self._program)
         self._table = HeldTable(state, memory)
+        try:
+            self._check(dict(start))
+        except RunFailure:
+            # The plan has the optimizer away while a stage reads the float32 weights: they are then counted with the
+            # weights, above what the plan has for those, which the ledger tells.
+            self._table = HeldTable(state, memory, master_in_optimizer=False)
+            self._check(dict(start))
         self.objects = self._table.objects
         """By their names in the table."""
         self.ledger = Ledger(state, self._table, memory)
-        start = at_start(self._program)
-        self._check(dict(start))
         for name, held in self._table.objects.items():
             if start.get(name):
                 held.leave(start[name], keep=True)  # an engine's first weights are those that it was made with

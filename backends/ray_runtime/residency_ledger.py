@@ -31,6 +31,11 @@ class Entry:
     def planned_bytes(self) -> int:
         return sum(self.planned.values())
 
+    @property
+    def over_plan_bytes(self) -> int:
+        """Of the objects that take more than the plan says; what others leave free does not make up for it."""
+        return sum(max(0, size - self.planned[name]) for name, size in self.measured.items())
+
 
 class Ledger:
     """Of one rank. What is listed: weights, optimizers, gradients, keys and values. Activations and buffers of
@@ -73,7 +78,7 @@ class Ledger:
             "device_peak_bytes": entry.device_bytes,
             "planned_peak_bytes": entry.planned_bytes,
             "host_peak_bytes": entry.host_bytes,
-            "over_plan_bytes": max(0, entry.device_bytes - entry.planned_bytes),
+            "over_plan_bytes": entry.over_plan_bytes,
         }
         device = self._state.device
         if device.kind != "cpu":

@@ -224,3 +224,17 @@ def test_part_of_an_object_leaves_in_whole_tensors(compiled: Compiled, tmp_path:
     assert held.device_bytes() == whole
     for parameter, value in zip(state.models["reference"].loaded.model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
+
+
+def test_bf16_learns_the_same_and_tells_what_the_plan_does_not_count(compiled: Compiled, tmp_path: Path) -> None:
+    """The plan has the optimizer away while the old log-probabilities are computed from the float32 weights."""
+    roomy, tight = (compiled(pool, compute=', compute = "bf16"') for pool in (ROOMY, TIGHT))
+    (_, first), (interpreter, second) = (run(loaded(plan, tmp_path)) for plan in (roomy, tight))
+    assert losses(first) == losses(second)
+    assert interpreter.residency is not None
+    by_id = {entry.instruction: entry for entry in interpreter.residency.ledger.entries}
+    size = sum(p.numel() for p in interpreter._state.models["actor"].loaded.model.parameters())
+    away = by_id["offload:actor optimizer"]
+    assert away.measured["actor optimizer"] == 0
+    assert away.measured["actor weights"] == (4 + 2) * size
+    assert second[-1].highs["memory/main/over_plan_bytes"] == (4 + 2) * size  # beside them the frozen copy's 4 - 2
