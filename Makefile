@@ -60,8 +60,8 @@ $(NPU_STAMP): pyproject.toml constraints.txt tests/npu/cann_stubs.py tests/npu/c
 	@echo "[2/3] installing torch (CPU), torch_npu and rlflow; the first time takes some minutes"
 	@pip="$(NPU_VENV)/bin/python -m pip"; $$pip --version >/dev/null 2>&1 || pip="$(PYTHON) -m pip --python $(NPU_VENV)/bin/python"; \
 	install="$$pip install --disable-pip-version-check -q -c constraints.txt"; \
-	{ $$install "torch==2.13.0+cpu" 2>/dev/null || \
-	  $$install --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu"; } && \
+	{ $$install "torch==2.13.0+cpu" || \
+	  { echo "the CPU build of torch is not found: give PyTorch's index for CPU builds in PIP_EXTRA_INDEX_URL"; exit 1; }; } && \
 	$$install "torch-npu==2.13.0" -e ".[run]" pytest pytest-timeout
 	@echo "[3/3] stand-ins for CANN's libraries"
 	@$(NPU_VENV)/bin/python tests/npu/cann_stubs.py $(NPU_STUBS)
