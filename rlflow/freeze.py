@@ -153,8 +153,9 @@ class _Freezer:
                 self._readers.setdefault(edge.src, []).append(flow.nodes[edge.dst])
 
     def pools(self) -> Iterable[Pool]:
+        devices: dict[str, int] = {}
         for pool in self._flow.pools.values():
-            used: dict[str, int] = {}
+            used = {} if pool.device == "functions" else devices  # pools do not share devices, workers have none
             ranks = []
             for rank, host in enumerate(pool.host_of_rank):
                 ranks.append(RankPlace(rank=rank, host=host, index=used.get(host, 0)))
