@@ -187,13 +187,18 @@ def test_until_the_end(folder: Folder, capsys: pytest.CaptureFixture[str]) -> No
     assert "finished, step 4 of 4" in captured.out
 
 
+def _hears_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def watching(folder: Folder) -> Iterator[Callable[..., Any]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "rlflow", "watch", str(folder.path), "--every", "0.05", *argv]
-        started.append(subprocess.Popen(command, cwd=ROOT, **streams))
+        # A shell starts what is in the background deaf to Ctrl-C, and its children are too.
+        started.append(subprocess.Popen(command, cwd=ROOT, preexec_fn=_hears_ctrl_c, **streams))
         return started[-1]
 
     yield start
