@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.npu.frozen_model import frozen_flow
+
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "tests" / "npu" / "site"
 EXAMPLE = ROOT / "examples" / "grpo_arithmetic.rlflow"
@@ -56,6 +58,17 @@ def test_five_families_compute_what_they_compute_on_a_cpu(tmp_path: Path) -> Non
     reached = operators(tmp_path)
     assert {"npu_fusion_attention_grad", "npu_fused_infer_attention_score", "npu_grouped_matmul"} <= reached
     assert {"npu_moe_init_routing_v2", "npu_moe_token_permute", "npu_apply_adam_w"} <= reached
+
+
+def test_a_frozen_model_says_the_same_with_its_weights_cast(tmp_path: Path) -> None:
+    """Through torch_npu's own function; the trained model's weights are not given to it."""
+    file = frozen_flow(tmp_path)
+    found = json.loads(run(tmp_path, "tests/npu/frozen_model.py", str(file)).splitlines()[-1])
+    assert found["cast"][0] == 2 * 7  # the linear layers of both decoder layers
+    assert found["plain"][0] == 0
+    assert found["cast"][1] == found["plain"][1]
+    assert max(found["cast"][1]) < 0
+    assert "npu_format_cast" in operators(tmp_path)
 
 
 def losses(folder: Path, device: str, file: Path) -> list[tuple[float, float, float]]:
