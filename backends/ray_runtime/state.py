@@ -18,6 +18,7 @@ from rlflow.backends.ray_runtime.devices.device import Device
 from rlflow.backends.ray_runtime.devices.swap import own_memory
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
+from rlflow.backends.ray_runtime.frozen_weights import cast_frozen
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
 from rlflow.backends.ray_runtime.open_channel import open_channel
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
@@ -133,6 +134,7 @@ class RankState:
                 continue
             self.models[name] = self._model_state(name, built[name], stages)
         self._connect_weights()
+        cast_frozen(self)
         self._check_tokenizers()
         if sum(model.parameters for model in self.models.values()) < SMALL:
             # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for

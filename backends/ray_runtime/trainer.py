@@ -17,6 +17,7 @@ from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.devices.swap import own_memory
 from rlflow.backends.ray_runtime.forward import Spread
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
+from rlflow.backends.ray_runtime.kernels.adamw import make_adamw
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch_pairs, minibatch_rows
 from rlflow.backends.ray_runtime.parallel.build import Parts, build
@@ -50,7 +51,7 @@ class Trainer:
         """Whether an update with a gradient and a learning rate came since the last publish."""
         self._mesh = mesh
         self._parts: Parts = build(loaded, compute, mesh)
-        self._optimizer: torch.optim.AdamW | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
         self._pending_state: dict[str, Any] | None = None
 
     # --- predictions ----------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class Trainer:
 
     def _update(
         self,
-        optimizer: torch.optim.AdamW,
+        optimizer: torch.optim.Optimizer,
         op: Train,
         names: tuple[str, ...],
         sums: torch.Tensor,
@@ -266,16 +267,15 @@ class Trainer:
 
     # --- optimizer ------------------------------------------------------------------------------------------------
 
-    def _make_optimizer(self, settings: AdamW) -> torch.optim.AdamW:
+    def _make_optimizer(self, settings: AdamW) -> torch.optim.Optimizer:
         """Made at the first update, from the flow's settings. Weight decay applies to every parameter, as in verl."""
         if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(
+            self._optimizer = make_adamw(
                 self._parts.updates.moved,
                 lr=settings.lr,
                 betas=(settings.beta1, settings.beta2),
                 eps=settings.epsilon,
                 weight_decay=settings.weight_decay,
-                fused=True,
             )
             if self._pending_state is not None:
                 self._optimizer.load_state_dict(self._pending_state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -35,14 +35,15 @@ else:
 
     @pytest.fixture
     def calls() -> Any:
-        """`with calls() as seen:` runs on fake tensors and gives the torch_npu operators that were reached, in order."""
+        """`with calls() as seen:` runs on fake tensors (or with `fake=False` on the stand-ins' memory) and gives the
+        torch_npu operators that were reached, in order."""
 
         @contextmanager
-        def record() -> Iterator[list[str]]:
+        def record(fake: bool = True) -> Iterator[list[str]]:
             from torch._subclasses.fake_tensor import FakeTensorMode
 
             mode = Calls()
-            with FakeTensorMode(), mode:
+            with FakeTensorMode() if fake else nullcontext(), mode:
                 yield mode.names
             ALL_CALLS.update(mode.lines)
 

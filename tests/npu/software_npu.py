@@ -28,8 +28,9 @@ _KEPT = {
     "_lazy_clone",
 }  # fmt: skip
 """Of aten: memory, views and scalars."""
-_KEPT_OWN = {"get_npu_format", "get_storage_size", "npu_format_cast"}
-"""Of torch_npu: what asks for a tensor's format, and the cast to the one that it has."""
+_KEPT_OWN = {"get_npu_format", "get_storage_size"}
+"""Of torch_npu: what asks for a tensor's format."""
+_FRACTAL_NZ = 29
 RECORD = "RLFLOW_SOFTWARE_NPU_RECORD"
 """A folder in which every process notes the torch_npu operators that it called, in a file of its own."""
 _recorded: set[str] = set()
@@ -54,7 +55,9 @@ def activate() -> None:
             namespace, name = qualified.split("::")
             if namespace == "npu" and name in _KEPT_OWN:
                 continue
-            if namespace == "npu" or (namespace == "aten" and name in npu_definitions.ATEN):
+            if qualified == "npu::npu_format_cast":
+                kernel: Any = _format_cast
+            elif namespace == "npu" or (namespace == "aten" and name in npu_definitions.ATEN):
                 function = npu_definitions.find(namespace, name)
                 kernel = _missing(qualified) if function is None else _Kernel(_overload(namespace, name), function)
             elif namespace == "c10d" or (namespace == "aten" and name not in _KEPT):
@@ -87,6 +90,15 @@ def _missing(qualified: str) -> Any:
         raise NotImplementedError(f"the software NPU has no {qualified}")
 
     return kernel
+
+
+def _format_cast(input: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
+    """There is one format, as memory is read on the host: the cast to another is a copy, that to its own nothing."""
+    if acl_format != _FRACTAL_NZ:
+        return input
+    if os.environ.get(RECORD):
+        _record("npu_format_cast")
+    return to_device(to_host(input).clone(), input.device)  # type: ignore[no-any-return]
 
 
 class _Kernel:

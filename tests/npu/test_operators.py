@@ -13,6 +13,7 @@ from rlflow.backends.ray_runtime.kernels.table import (
     adamw,
     add_rms_norm,
     attention,
+    format_cast,
     gating,
     grouped_matmul,
     infer_attention,
@@ -172,7 +173,29 @@ def test_kernel_reaches_its_operators(case: str, calls: Any) -> None:
 
 
 def test_every_kernel_has_a_case() -> None:
-    assert {case.partition(",")[0].split(" and ")[0] for case in CASES} | {"unpermute"} == set(ALL)
+    assert {case.partition(",")[0].split(" and ")[0] for case in CASES} | {"unpermute", "format_cast"} == set(ALL)
+
+
+def format_of(tensor: torch.Tensor, torch_npu: Any) -> str:
+    return str(torch_npu.get_npu_format(tensor)).rpartition(".")[2]
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (3, 32, 48)])
+def test_the_format_cast_gives_the_blocked_format(shape: tuple[int, ...], calls: Any, real_torch_npu: Any) -> None:
+    """On the stand-ins' memory: torch_npu has no shape function for this operator."""
+    weight = torch.empty(shape, dtype=BF16, device="npu")
+    with calls(fake=False) as seen:
+        cast = format_cast(weight)
+    assert seen == ["npu_format_cast"]
+    assert looks([cast]) == looks([weight])
+    assert [format_of(tensor, real_torch_npu) for tensor in (weight, cast)] == ["ND", "FRACTAL_NZ"]
+
+
+def test_without_its_option_torch_npu_casts_nothing(real_torch_npu: Any) -> None:
+    """Why the kernel sets the option; and that the kernel leaves it as it was."""
+    weight = torch.empty(32, 48, dtype=BF16, device="npu")
+    assert format_of(format_cast(weight), real_torch_npu) == "FRACTAL_NZ"
+    assert format_of(real_torch_npu.npu_format_cast(weight, 29), real_torch_npu) == "ND"
 
 
 def test_the_incremental_operator_is_an_implementation_by_name(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.npu.frozen_model import frozen_flow
+
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "tests" / "npu" / "site"
 EXAMPLE = ROOT / "examples" / "grpo_arithmetic.rlflow"
@@ -58,6 +60,17 @@ def test_five_families_compute_what_they_compute_on_a_cpu(tmp_path: Path) -> Non
     assert {"npu_moe_init_routing_v2", "npu_moe_token_permute", "npu_apply_adam_w"} <= reached
 
 
+def test_a_frozen_model_says_the_same_with_its_weights_cast(tmp_path: Path) -> None:
+    """Through torch_npu's own function; the trained model's weights are not given to it."""
+    file = frozen_flow(tmp_path)
+    found = json.loads(run(tmp_path, "tests/npu/frozen_model.py", str(file)).splitlines()[-1])
+    assert found["cast"][0] == 2 * 7  # the linear layers of both decoder layers
+    assert found["plain"][0] == 0
+    assert found["cast"][1] == found["plain"][1]
+    assert max(found["cast"][1]) < 0
+    assert "npu_format_cast" in operators(tmp_path)
+
+
 def losses(folder: Path, device: str, file: Path) -> list[tuple[float, float, float]]:
     """Loss, gradient norm and mean response length of every step of a run of `file`."""
     where = folder / f"{device}-{file.stem}"
@@ -89,6 +102,7 @@ def test_a_run_on_npus_loses_what_a_run_on_the_cpu_loses(tmp_path: Path) -> None
         "npu_rms_norm_backward",
         "npu_swiglu",
         "npu_add_rms_norm",
+        "npu_apply_adam_w",
     }
     assert own <= operators(tmp_path)
     assert "c10d::allreduce_" not in operators(tmp_path)

@@ -8,12 +8,12 @@ torch_npu: `npu_apply_adam_w` with `out=`; it takes the powers of the betas befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from rlflow.backends.ray_runtime.kernels.kernel import Checker, Kernel, shape
+from rlflow.backends.ray_runtime.kernels.kernel import TORCH, Checker, Kernel, shape
 
 
 def reference(
@@ -128,3 +128,14 @@ class FusedAdamW(torch.optim.Optimizer):  # type: ignore[misc]
             epsilon=group["eps"],
             weight_decay=group["weight_decay"],
         )
+
+
+def make_adamw(
+    parameters: Sequence[torch.Tensor], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """AdamW of parameters on one device: by the kernel where the device or the user chooses one that is not torch's,
+    else torch's own, which updates all tensors in one call."""
+    device = parameters[0].device.type if parameters else "cpu"
+    if adamw.choice(device) == TORCH:
+        return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+    return FusedAdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

@@ -15,6 +15,7 @@ from rlflow.backends.ray_runtime.kernels.table import (
     adamw,
     add_rms_norm,
     attention,
+    format_cast,
     gating,
     grouped_matmul,
     infer_attention,
@@ -272,6 +273,14 @@ def test_gradients_are_those_of_the_forward() -> None:
     assert gradcheck(lambda x: gating(x, 2, score="sigmoid", groups=2, kept_groups=1)[0], (leaf(3, 8),))
     order = torch.tensor([1, 3, 0, 2], dtype=torch.int32)
     assert gradcheck(lambda r, w: unpermute(r, order, w), (leaf(4, 3), leaf(2, 2, seed=1)))
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------
+
+
+def test_format_cast_gives_the_same_tensor() -> None:
+    weight = normal(32, 16, dtype=torch.bfloat16)
+    assert format_cast(weight) is weight
 
 
 # --- the optimizer ---------------------------------------------------------------------------------------------------
