@@ -86,7 +86,9 @@ class Generation:
         self._replica = replica
         self._resume = resume
         self._enough = enough
-        self._sampler = Sampler(op.temperature, op.top_p, op.top_k)
+        without = loaded.ids_without_token
+        never = torch.tensor(without, device=device) if without else None
+        self._sampler = Sampler(op.temperature, op.top_p, op.top_k, never)
         for row, tokens in work.begun.items():
             self.tokens[row, : len(tokens)] = tokens
             self.logprobs[row, : len(tokens)] = work.begun_logprobs[row]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -67,6 +68,13 @@ class LoadedModel:
     def __post_init__(self) -> None:
         self._alphabet = _alphabet(self.tokenizer)
         use_short_attention(self.model)
+
+    @cached_property
+    def ids_without_token(self) -> tuple[int, ...]:
+        """Ids below the model's vocabulary size that the tokenizer does not know, ascending: many a checkpoint pads its
+        embedding. None ends a response or stands for a text, so sampling never takes one."""
+        known = {*self.tokenizer.get_vocab().values(), *self.eos_ids}
+        return tuple(i for i in range(int(self.model.config.vocab_size)) if i not in known)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt. RLF5002 when a character tokenizer has no token for a character of it."""

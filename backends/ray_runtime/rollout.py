@@ -199,7 +199,8 @@ class RolloutEngine:
         """`op.n` samples per prompt, prompt by prompt: the columns of a samples batch (see batch.py).
 
         `logprobs` are those of the sampled tokens under softmax(logits / temperature) over the whole vocabulary, that
-        is before top-k and top-p cut it; at temperature 0 (greedy) they are taken at temperature 1. Two generate
+        is before top-k and top-p cut it, and ids without a token leave it; at temperature 0 (greedy) they are taken at
+        temperature 1. Two generate
         stages on the same prompts of one step draw the same numbers unless their seeds differ. `version`: of the
         weights that it has now, if not the engine's.
 

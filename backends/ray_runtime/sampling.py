@@ -26,29 +26,34 @@ class Sampler:
 
     top-k keeps the k likeliest tokens; then top-p (Holtzman et al. 2020, arXiv 1904.09751) the smallest set of the
     likeliest tokens whose renormalised probability reaches p. The CDF is summed in float64, in the order of token ids.
+    `never` int64 [ids], where the logits are: ids that are never taken, as if their logits were -inf.
     """
 
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
+    never: torch.Tensor | None = None
 
     def __call__(self, logits: torch.Tensor, draws: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 [rows] and their log-probabilities float32 [rows] before top-k and top-p.
+        """Tokens int64 [rows] and their log-probabilities float32 [rows] before `never`, top-k and top-p.
 
         Args: `logits` [rows, vocabulary]; `draws` float64 [rows] in [0, 1 - 2**-52], None when greedy.
         """
         logits = logits.float()
         if draws is None:
             logp = torch.log_softmax(logits, -1)
-            chosen = logits.argmax(-1, keepdim=True)
+            chosen = self._possible(logits).argmax(-1, keepdim=True)
             return chosen[:, 0], logp.gather(1, chosen)[:, 0]
         logp = torch.log_softmax(logits if self.temperature == 1.0 else logits / self.temperature, -1)
-        weights = logp.exp()
+        weights = logp.exp() if self.never is None else torch.softmax(self._possible(logp), -1)
         if self.top_k or self.top_p < 1.0:
             weights = self._truncate(weights)
         cdf = torch.cumsum(weights, -1, dtype=torch.float64)
         chosen = torch.searchsorted(cdf, draws[:, None] * cdf[:, -1:], right=True)
         return chosen[:, 0], logp.gather(1, chosen)[:, 0]
+
+    def _possible(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores if self.never is None else scores.index_fill(-1, self.never, float("-inf"))
 
     def _truncate(self, weights: torch.Tensor) -> torch.Tensor:
         ordered, tokens = torch.sort(weights, dim=-1, descending=True, stable=True)

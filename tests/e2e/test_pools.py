@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -137,13 +138,27 @@ def test_a_resumed_run_of_two_pools_is_the_uninterrupted_one(project: Any, refer
     assert [row for row in got if "actor/loss" in row[1]] == [row for row in rows if "actor/loss" in row[1]]
 
 
-def test_a_resumed_run_of_models_in_parts_goes_on(project: Any, reference: Any) -> None:
+def test_a_resumed_run_of_models_in_parts_goes_on_under_its_layout(
+    project: Any, reference: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under another one the weights would do, but every rank's part of the optimizer is that of the old one."""
     prepared(project, LAYOUTS["pipeline to tensor parallel"]).run("run", steps=2)
     resumed = project.run("run", steps=4, resume=True)
     for (step, got), (_, expected) in zip(resumed.metrics, reference.metrics, strict=False):
         if "actor/loss" in expected:
             assert got["actor/loss"] == pytest.approx(expected["actor/loss"], rel=1e-4, abs=1e-6), f"step {step}"
             assert got["critic/score/mean"] == pytest.approx(expected["critic/score/mean"], rel=1e-4)
+
+    project.edit("on learner with pp = 2", "on learner with tp = 2")
+    assert project.cli("compile", project.flow, "-o", project.root / "run/plan.json") == 0
+    capsys.readouterr()
+    assert project.cli("run", "--resume", project.root / "run", "--steps", "6") == 1
+    shown = capsys.readouterr().err
+    assert "error[RLF5010]" in shown
+    assert "optimizer state of `actor` was written under another layout" in shown
+    assert "resume with the layout of the run" in shown
+    for phase in ("placing the ranks", "starting the ranks"):
+        assert re.search(rf"{phase}: \d+\.\d s", shown), phase
 
 
 def test_ctrl_c_stops_all_pools_after_one_step(command: Callable[..., Any], project: Any) -> None:
@@ -156,3 +171,21 @@ def test_ctrl_c_stops_all_pools_after_one_step(command: Callable[..., Any], proj
     latest = int((project.root / "run/checkpoints/latest_checkpointed_iteration.txt").read_text("utf-8"))
     assert latest >= 5
     assert "--resume" in run.text
+
+
+def test_experts_on_two_ranks_learn_what_one_rank_learns(project: Any, new_project: Callable[[], Any]) -> None:
+    """Each of the training ranks holds half of the experts; the samples come from a whole model."""
+    experts = ("tiny(qwen3,", "tiny(qwen3_moe, experts = 4, experts_per_token = 2,")
+    one = prepared(new_project(), PLACES["all on one"], experts).run("run", steps=3)
+    body = """
+        pool main = 2 devices
+        place actor.generate on main
+        place actor.train, reference on main with ep = 2"""
+    two = prepared(project, body, experts).run("run", steps=3)
+    assert two.trained_steps == [1, 2, 3]
+    got, expected = ([row for _, row in run.metrics if "actor/loss" in row] for run in (two, one))
+    for name in ("actor/loss", "actor/grad_norm", "critic/score/mean"):
+        values = [row[name] for row in expected]
+        assert [row[name] for row in got] == pytest.approx(values, rel=1e-4), name
+        assert len(set(values)) == 3, name
+    assert sorted(two.seen) == sorted(one.seen)

@@ -26,8 +26,10 @@ GROUPS = {
 """Reports of each group."""
 
 LATER = "at run time, not there yet"
-"""Needs pools of accelerators in the runtime, or an engine that is not the embedded one."""
+"""Not in the runtime, or needs hardware; the line says what."""
 RAY = "tests/unit/ray_runtime"
+PARALLEL = f"{RAY}/parallel"
+POOLS = "tests/e2e/test_pools.py"
 MATHS = "tests/unit/algorithms"
 MEMORY = "tests/unit/passes/memory"
 RESHARD = "tests/unit/reshard"
@@ -36,36 +38,35 @@ DOCTOR = "tests/unit/doctor/test_machine.py"
 
 NOT_HERE = {
     "A6": f"micro-batches count tokens, so none is empty: {RAY}/test_trainer.py::test_micro_batches_hold_every_row_once_under_the_budget",
-    "A8": f"{LATER}: gradients with and without context parallelism",
+    "A8": f"tensor ranks that share a sequence: {PARALLEL}/test_tensor_parallel.py::test_equals_one_process (sp); context parallelism is refused at run time: {PARALLEL}/test_tensor_parallel.py::test_what_cannot_run_is_refused_with_the_nearest; its gradients are {LATER}: no rank trains on a part of a sequence",
     "A16": "rows cross pools unpadded, and each stage packs them by tokens itself: there is no multiple to agree on",
     "B3": f"numbers of the live cluster: {RAY}/test_launcher.py::test_resources_that_are_not_there",
-    "B9": f"{LATER}: device ids of a real machine",
     "B10": f"at launch: {RAY}/test_launcher.py::test_resources_that_are_not_there",
-    "B11": f"{LATER}: at launch; a log, not the language",
-    "B12": f"{LATER}: at launch over several hosts",
+    "B11": f"each phase of the start with its own seconds: tests/unit/visualizers/test_progress.py::test_lines_into_a_pipe, and of a real run: {POOLS}::test_a_resumed_run_of_models_in_parts_goes_on_under_its_layout",
+    "B12": f"{LATER}: needs two hosts; the doctor asks every host, and does not connect the pairs",
     "C4": f"a formula: {MEMORY}/test_states.py::test_a_sync_of_the_adapter_alone_brings_the_base_back_only_from_a_kept_copy",
-    "C5": f"{LATER}: the output before sleep and after waking",
-    "C6": f"{LATER}: memory that every cycle leaves behind",
+    "C5": f"at run time: {RAY}/test_engine.py::test_sleep_frees_what_is_measured_and_wake_brings_it_back, deep: {RAY}/test_engine.py::test_deep_sleep_needs_an_update, other weights than were sent: {RAY}/test_engine.py::test_an_update_is_what_was_sent",
+    "C6": f"at run time: {RAY}/test_engine.py::test_cycles_of_sleep_leave_nothing_behind",
     "C7": f"at launch: {DOCTOR}::test_expandable_segments_against_swaps and tests/unit/codegen/test_variables.py::test_expandable_segments_only_where_nothing_swaps",
-    "C8": f"{LATER}: a rise of memory while asleep",
-    "C11": f"{LATER}: measured bytes after an offload",
+    "C8": f"at run time, a number: {RAY}/test_residency.py::test_bf16_learns_the_same_and_tells_what_the_plan_does_not_count; more than the device may hold stops: {RAY}/test_residency.py::test_more_than_a_device_may_hold_fails_with_both_numbers; a checkpoint before that stop is {LATER}",
+    "C11": f"at run time: {RAY}/test_residency.py::test_measured_bytes_never_exceed_the_plans and {RAY}/test_residency.py::test_bf16_learns_the_same_and_tells_what_the_plan_does_not_count",
     "D1": f"numbers: {RESHARD}/test_layouts.py::test_grouped_qkv_is_interleaved_per_kv_head and {RESHARD}/test_layouts.py::test_to_grouped_and_back_is_the_identity",
     "D2": f"numbers: {RESHARD}/test_experts.py::test_experts_keep_their_identity",
     "D3": f"numbers: {RESHARD}/test_layouts.py::test_layers_keep_their_global_names and {RESHARD}/test_layouts.py::test_stages_that_count_their_layers_from_0_are_found_out",
     "D4": f"at run time: {RAY}/test_adapter_runs.py::test_a_publish_that_changes_nothing_is_refused",
     "D6": f"numbers: {RESHARD}/test_layouts.py::test_slices_of_experts_are_not_sent_as_if_whole",
-    "D7": f"{LATER}: engines that keep weights in a layout of their kernels",
-    "D8": f"{LATER}: groups of senders",
-    "D11": f"{LATER}: ids of the vocabulary that are no token",
-    "D14": f"{LATER}: comparing both ends of a tied pair",
+    "D7": f"the embedded engine writes in place, inside one update: {RAY}/test_engine.py::test_a_half_update_is_refused; layouts of a kernel need an engine that is not the embedded one",
+    "D8": f"one group joins all that send with all that receive: {POOLS}::test_other_layouts_learn_the_same_up_to_rounding (pipeline to tensor parallel) and {RAY}/test_weight_channel.py::test_every_rank_that_trains_hears_of_a_reader_that_died",
+    "D11": f"at run time: {RAY}/test_rollout.py::test_ids_that_are_no_token_are_never_sampled, {RAY}/test_rollout.py::test_ids_without_a_token_take_no_draw_however_likely; padding for tp: {RAY}/test_rollout_ranks.py::test_two_ranks_sample_what_one_does",
+    "D14": f"at run time: {PARALLEL}/test_pipeline.py::test_both_ends_of_a_tied_pair_stay_equal",
     "D16": f"at run time: {RAY}/test_adapters.py::test_an_adapter_is_applied_once",
     "D18": "no weights are quantised in this version",
     "D19": "no weights are quantised in this version",
     "D20": f"numbers: {RESHARD}/test_layouts.py::test_a_tied_embedding_is_on_both_ends",
-    "E1": f"{LATER}: a receiver that dies during a sync",
+    "E1": f"at run time: {RAY}/test_weight_channel.py::test_a_lost_peer_is_told_with_pools_and_version, {RAY}/test_weight_channel.py::test_every_rank_that_trains_hears_of_a_reader_that_died; the cause: {RAY}/test_launcher.py::test_the_cause_is_told_and_not_its_echo; again after a failed update: {RAY}/test_engine.py::test_an_update_is_what_was_sent",
     "E2": f"at run time: {RAY}/test_trainer.py::test_data_parallel_ranks_learn_what_one_rank_learns",
     "E3": f"at run time: {RAY}/test_trainer.py::test_no_response_tokens_is_a_skipped_update",
-    "E4": f"the dump of one queue: {PROTOCOL}/test_queue.py::test_the_dump_names_lengths_and_waits; printing them all is {LATER}",
+    "E4": f"at run time, by every rank that waits: {RAY}/test_pool_edges.py::test_a_reader_that_nobody_feeds_ends, {RAY}/test_pool_edges.py::test_a_writer_that_nobody_reads_from_ends, {PROTOCOL}/test_queue.py::test_the_dump_names_lengths_and_waits; one dump of all queues with their versions is {LATER}",
     "E5": f"of the queue: {PROTOCOL}/test_queue.py::test_ten_prompts_and_a_batch_of_sixteen_are_one_update",
     "E6": f"of the queue: {PROTOCOL}/test_queue.py::test_an_empty_queue_is_not_the_end",
     "E7": f"of the queue: {PROTOCOL}/test_queue.py::test_an_empty_queue_is_not_the_end and {PROTOCOL}/test_queue.py::test_a_dead_producer_is_an_error_with_its_words",
@@ -74,8 +75,8 @@ NOT_HERE = {
     "F1": f"of the gate: {PROTOCOL}/test_gate.py::test_a_resumed_gate_has_the_capacity_of_a_new_one",
     "F4": f"of the rules: {PROTOCOL}/test_game.py::test_slow_prompts_are_trained_once_an_epoch",
     "F7": f"a formula: {MATHS}/test_losses.py::test_truncated_importance_sampling_uses_the_old_policy",
-    "F8": f"at run time: {RAY}/test_execute.py::test_samples_carry_the_version_that_made_them; resuming partial ones is {LATER}",
-    "F9": f"{LATER}: losses of a split plan with bound 0 against those of one pool",
+    "F8": f"at run time: {RAY}/test_execute.py::test_samples_carry_the_version_that_made_them, resumed: {RAY}/test_partial_rollouts.py::test_unfinished_samples_go_on_beside_new_ones, by token: {RAY}/test_engine.py::test_every_token_has_the_version_that_made_it; the age of samples in the metrics of a run is {LATER}",
+    "F9": f"at run time: {POOLS}::test_equal_layouts_learn_the_same_to_the_last_bit",
     "F10": f"of the rules: {PROTOCOL}/test_game.py::test_items_over_the_bound_are_filtered_and_counted_when_the_producer_stops",
     "H1": f"a formula: {RAY}/test_algorithms.py::test_groups_of_unequal_size_keep_their_own_mean",
     "H3": f"a formula: {RAY}/test_algorithms.py::test_normalised_inside_groups_not_over_the_batch",

@@ -66,6 +66,15 @@ def test_P3_ranks_of_the_second_host_hold_its_own_first_devices(place_: Any) -> 
     assert [physical_device(place, visible) for place in second] == list(range(8))
 
 
+def test_B9_a_rank_holds_the_device_of_its_place_among_the_visible(compile_: Any) -> None:
+    """Devices 1 to 3 are visible: three ranks hold those, nobody device 0, and torch knows them as 0, 1 and 2."""
+    pool = npus(compile_(devices=3, prompts=9).plan)
+    visible = visible_devices("npu", {"ASCEND_RT_VISIBLE_DEVICES": "1,2,3"})
+    held = [physical_device(place, visible) for place in pool.ranks]
+    assert held == [1, 2, 3]
+    assert [logical_index(device, visible) for device in held] == [0, 1, 2]
+
+
 def test_P4_devices_from_ray_and_a_flag_against_it(place_: Any) -> None:
     plan = place_(TWO_ON_EIGHT).plan
     flag = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"

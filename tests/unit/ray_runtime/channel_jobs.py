@@ -21,7 +21,9 @@ from rlflow.ir.flow import Layout
 from rlflow.plan import Evaluation
 from rlflow.plan_decisions import Reshard
 from rlflow.reshard.endpoint import Endpoint, Fabric
+from rlflow.reshard.execute import cut
 from rlflow.reshard.plan import plan_reshard
+from rlflow.reshard.shards import Sharding
 from rlflow.reshard.storage import Storage
 from tests.unit.ray_runtime.reshard_cases import whole
 
@@ -47,12 +49,17 @@ class Log:
     """Of weight channels, after the end."""
 
 
-def channel_of(reading: Reading, timeout: float = 30.0) -> WeightChannel:
+def channel_of(reading: Reading, timeout: float = 30.0, trained: Layout | None = None) -> WeightChannel:
+    """The ranks of a layout, of one where there is none, train; the one after them reads the whole model."""
+    trained = trained or Layout()
     tensors, _ = whole("qwen3", ())
-    ends = [Endpoint(Layout(), (device,), Storage(dtype="float32", mtp=False)) for device in (TRAINER, READER)]
-    planned = plan_reshard(tensors, *ends, Fabric.uniform(2, 1, 1e9, 1e9))
-    group = dist.new_group([TRAINER, READER], timeout=timedelta(seconds=timeout), backend="gloo")
-    links = ReshardLinks(planned, 1 << 16, dist.get_rank(), {0: 0, 1: 1}, group, torch.float32, torch.device("cpu"))
+    ranks = range(trained.size + 1)
+    layouts = (trained, tuple(ranks[:-1])), (Layout(), (trained.size,))
+    ends = [Endpoint(layout, devices, Storage(dtype="float32", mtp=False)) for layout, devices in layouts]
+    planned = plan_reshard(tensors, *ends, Fabric.uniform(len(ranks), 1, 1e9, 1e9))
+    group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout), backend="gloo")
+    members = {rank: rank for rank in ranks}
+    links = ReshardLinks(planned, 1 << 16, dist.get_rank(), members, group, torch.float32, torch.device("cpu"))
     facts: dict[str, Any] = dict.fromkeys(
         ("needed", "local", "received", "lower_bound", "busiest", "sent", "node_in", "node_out"), planned.received_bytes
     )
@@ -138,6 +145,28 @@ def peer_is_lost(lost: int, how: str, lag: int) -> Log:
         if lost == READER:
             with suppress(RunFailure):  # the same, once more
                 channel.close()
+    log.threads = _threads()
+    return log
+
+
+def reader_is_lost(trained: Layout) -> Log:
+    """The last rank ends when version 1 is due; the others tell what they saw, and how long it took."""
+    channel = channel_of(Reading(True, 1, ()), timeout=1.0, trained=trained)
+    dist.barrier()
+    if dist.get_rank() == trained.size:
+        os._exit(1)
+    channel.start(0, 9)
+    known, arrays = whole("qwen3", ())
+    parts = cut(Sharding(known, trained, Storage(dtype="float32", mtp=False)), arrays, dist.get_rank())
+    log, tensors = Log(), {name: torch.from_numpy(part.copy()) for name, part in parts.items()}
+    started = time.monotonic()
+    try:
+        channel.published(1, lambda: tensors)
+        channel.before_update()
+    except RunFailure as failure:
+        log.failure = failure.code, failure.message, time.monotonic() - started
+    with suppress(RunFailure):
+        channel.close()
     log.threads = _threads()
     return log
 

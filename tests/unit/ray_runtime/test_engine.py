@@ -132,6 +132,27 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_cycles_of_sleep_leave_nothing_behind(level: Any) -> None:
+    loaded = model("qwen3", hidden=256, intermediate=2048)
+    engine = RolloutEngine(loaded, "fp32", own=True)
+    expected, seen, memory = rows(sampled(engine)), [], []
+    for cycle in range(11):
+        asleep = engine.sleep(level)
+        engine.wake()
+        if level == 2:
+            load(engine, loaded, cycle)
+        samples = engine.generate(prompts(loaded, ["1+2="]), op(max_new=2), seed=3, step=5)
+        assert samples.rows == 4  # memory for keys and values comes and goes
+        seen.append((asleep, engine.residency()))
+        if cycle in (0, 10):
+            memory.append(resident())
+    assert rows(sampled(engine)) == expected
+    assert seen == [seen[0]] * 11
+    # Ten cycles after the first, which warms up: what one of them may lose is a small part of the weights.
+    assert memory[-1] - memory[0] < 10 * 0.02 * engine.residency().weights
+
+
 def test_a_tensor_without_memory_cannot_be_taken_for_weights() -> None:
     engine = RolloutEngine(model("qwen3"), "bf16", own=True)
     norm = engine.local_tensors()["model.norm.weight"]
@@ -229,6 +250,8 @@ def test_a_half_update_is_refused() -> None:
         engine.end_update()
     with pytest.raises(RunFailure, match="end_update outside of an update"):
         engine.end_update()
+    with pytest.raises(RunFailure, match="update outside of an update"):
+        engine.update(engine.local_tensors())
     engine.begin_update(1)
     engine.update(engine.local_tensors())
     engine.end_update()

@@ -304,3 +304,28 @@ def test_greedy_takes_the_first_of_equals() -> None:
     chosen, logp = Sampler(0.0)(torch.tensor([[1.0, 2.0, 2.0]]), None)
     assert chosen.item() == 1
     assert logp.item() == pytest.approx(-math.log(2 + math.exp(-1)))
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"temperature": 0.0}])
+def test_ids_that_are_no_token_are_never_sampled(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding padded from 14 to 24 rows, whose padding has the largest weights."""
+    loaded = tiny()
+    loaded.model.resize_token_embeddings(24, mean_resizing=False)
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[14:].normal_(0.0, 0.5)
+    batch = prompts(loaded, TEXTS)
+    samples = generate(loaded, batch, n=50, **options)
+    assert int(samples.packed("response_ids").values.max()) < 14
+    if options.get("temperature") != 0.0:  # of the whole distribution, as those of the trainer
+        trained = Trainer(loaded, "fp32").logprobs(samples, 1.0).values
+        torch.testing.assert_close(samples.packed("logprobs").values, trained, atol=2e-5, rtol=1e-5)
+    monkeypatch.setattr(loaded, "ids_without_token", ())
+    assert int(generate(loaded, batch, n=50, **options).packed("response_ids").values.max()) >= 14
+
+
+def test_ids_without_a_token_take_no_draw_however_likely() -> None:
+    draws = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    logits = torch.tensor([0.0, 1.0, 500.0, 0.5]).expand(10_000, 4)
+    chosen, _ = Sampler(1.0, never=torch.tensor([2]))(logits, draws)
+    wanted = torch.softmax(torch.tensor([0.0, 1.0, float("-inf"), 0.5]), -1).numpy()
+    np.testing.assert_allclose(np.bincount(chosen, minlength=4) / 1e4, wanted, atol=2e-4)

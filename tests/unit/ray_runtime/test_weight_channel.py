@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlflow.backends.ray_runtime.deliveries import Reading
+from rlflow.ir.flow import Layout
 from rlflow.plan import Evaluation
 from tests.unit.ray_runtime import channel_jobs as jobs
 from tests.unit.ray_runtime.parallel.workers import Workers, started
@@ -70,3 +71,19 @@ def test_a_lost_peer_is_told_with_pools_and_version(lost: int, lag: int, how: st
     assert message == "version 1 of `actor` did not get from pool `learners` to pool `samplers`"
     assert seconds < 1.0 + 1.5, "the group's timeout, and some"
     assert log.threads == 0
+
+
+def test_every_rank_that_trains_hears_of_a_reader_that_died() -> None:
+    trained = Layout(tp=2, pp=2)  # every rank has a part that no other has
+    with started(trained.size + 1) as workers:
+        for pipe in workers._pipes:
+            pipe.send((jobs.reader_is_lost, (trained,)))
+        answers = workers._pipes[: trained.size]
+        assert all(answer.poll(20) for answer in answers), "one waits for ever"
+        found = [answer.recv() for answer in answers]
+    assert [error for _, error in found] == [None] * trained.size
+    for log, _ in found:
+        code, message, seconds = log.failure
+        assert (code, log.threads) == ("RLF5006", 0)
+        assert message == "version 1 of `actor` did not get from pool `learners` to pool `samplers`"
+        assert seconds < 1.0 + 1.5, "the group's timeout, and some"

@@ -148,6 +148,22 @@ def with_and_without_mesh(layout: Layout) -> bool:
     return torch.equal(*weights)
 
 
+def tied_ends(layout: Layout, microbatch_tokens: int) -> list[str]:
+    """Digests of the tied embedding that this rank holds, before training and after every step; none in the middle."""
+    trainer = Trainer(
+        models.make("qwen3", num_hidden_layers=4), "fp32", make_mesh(layout, range(layout.size), timeout=DEADLINE)
+    )
+    batch, found = models.samples(ROWS), []
+    op = Train(model="actor", loss=LOSS[:1], optimizer=AdamW(lr=0.01), minibatch=4, microbatch_tokens=microbatch_tokens)
+    for step in range(5):
+        if step:
+            trainer.train(batch, np.linspace(-1.0, 1.2, ROWS), op, seed=0, step=step)
+        held = trainer.local_tensors().get("model.embed_tokens.weight")
+        if held is not None:
+            found.append(hashlib.sha256(held.detach().contiguous().numpy()).hexdigest())
+    return found
+
+
 def refusal(kind: str, layout: Layout, lora: bool = False) -> RunFailure:
     try:
         loaded = models.make(kind)

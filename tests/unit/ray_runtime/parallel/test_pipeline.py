@@ -43,6 +43,15 @@ def test_equals_one_process(
     equals_one_process(workers, kind, layout, changes, **options)
 
 
+@pytest.mark.parametrize(("layout", "tokens"), [(Layout(pp=4), 20), (Layout(pp=2, vp=2), 20), (Layout(pp=2), 4000)])
+def test_both_ends_of_a_tied_pair_stay_equal(workers: Workers, layout: Layout, tokens: int) -> None:
+    """The first stage embeds with it, the last predicts with it: each has gradients that the other lacks."""
+    first, *middle, last = workers.run(jobs.tied_ends, layout, tokens, ranks=layout.size)
+    assert first == last
+    assert len(set(first)) == 5
+    assert not any(middle)
+
+
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2), Layout(dp=2, zero=3), Layout(dp=2, zero=1)])
 @pytest.mark.parametrize("shared", [True, False])
 def test_value_models_equal_one_process(workers: Workers, layout: Layout, shared: bool) -> None:
