@@ -89,8 +89,13 @@ def test_names_and_pools(dapo: Compile) -> None:
     with pytest.raises(RunFailure, match="no stage `kep` drops groups") as failure:
         simulate(dapo(), Options(stated=TIMES, keep={"kep": 0.5}))
     assert failure.value.help == ("did you mean `kept`?",)
+    split = dapo(schedule=SPLIT)
+    assert split.stage("kept").pool == split.stage("samples").pool, "a selection lives with what makes its samples"
+    assert simulate(split, Options(stated=TIMES, keep={"kept": 0.5})).refills["kept"]
+    away = next(pool.name for pool in split.pools if pool.name not in (split.stage("kept").pool, "cpu"))
+    moved = tuple(s.model_copy(update={"pool": away}) if s.id == "kept" else s for s in split.stages)
     with pytest.raises(RunFailure, match="where `samples` runs on the same pool") as failure:
-        simulate(dapo(schedule=SPLIT), Options(stated=TIMES, keep={"kept": 0.5}))
+        simulate(split.model_copy(update={"stages": moved}), Options(stated=TIMES, keep={"kept": 0.5}))
     assert failure.value.code == "RLF4003"
 
 
