@@ -94,15 +94,9 @@ def study_of(plan: Plan, steps: int, seeds: int, stated: Mapping[str, float], ev
     """Simulations of a plan, one for every seed; one where nothing is drawn."""
     from rlflow.backends.simulator.report_study import Study
     from rlflow.backends.simulator.run import Options as Simulated
-    from rlflow.backends.simulator.run import simulate as simulate_once
+    from rlflow.backends.simulator.run import simulate_seeds
 
-    drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
-    results = []
-    for seed in drawn:
-        found = simulate_once(plan, Simulated(steps=steps, seed=seed, stated=stated, evaluations=evaluations))
-        results.append(found)
-        if not found.sampled:
-            break  # other seeds would give the same
+    results = simulate_seeds(plan, Simulated(steps=steps, stated=stated, evaluations=evaluations), seeds)
     return Study(tuple(results), results[0].sampled)
 
 

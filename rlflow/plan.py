@@ -376,6 +376,13 @@ class Plan(Shown, PlanPart):
                 return model
         raise KeyError(name)
 
+    def program(self, pool: str) -> Program:
+        """What the ranks of a pool execute; KeyError when it executes nothing."""
+        for program in self.programs:
+            if program.pool == pool:
+                return program
+        raise KeyError(pool)
+
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read a plan; ValueError (pydantic's ValidationError included) when it is not one this version reads."""

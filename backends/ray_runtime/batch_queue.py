@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlflow.plan import Queue
 from rlflow.protocol.queue import QueueState
 from rlflow.protocol.queue_entries import Status
 
@@ -24,6 +25,11 @@ class QueueSettings:
     parts: int
     readers: int
     deadline_s: float
+
+
+def readers_of(queue: Queue, ranks: int) -> int:
+    """Readers of a batch in a pool of so many ranks: as many as the plan says, where these are blocks of equal size."""
+    return queue.reads if ranks % queue.reads == 0 else ranks
 
 
 class QueueActor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlflow.plan import Evaluation, Plan, Program, ReshardWeights
+from rlflow.plan import Evaluation, Plan, ReshardWeights
 from rlflow.plan_decisions import Reshard
 
 
@@ -24,7 +24,7 @@ class Reading:
 
     @classmethod
     def of(cls, plan: Plan, reshard: Reshard) -> Reading:
-        program = next(p for p in plan.programs if p.pool == reshard.target)
+        program = plan.program(reshard.target)
         lags = {
             stale.stage: stale.steps
             for channel in plan.channels
@@ -69,7 +69,3 @@ def _reads(instructions: tuple[object, ...], reshard: Reshard) -> bool:
         isinstance(i, ReshardWeights) and i.model == reshard.model and set(i.readers) == set(reshard.readers)
         for i in instructions
     )
-
-
-def program_of(plan: Plan, pool: str) -> Program:
-    return next(program for program in plan.programs if program.pool == pool)

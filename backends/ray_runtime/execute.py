@@ -42,7 +42,7 @@ class Interpreter:
         self._stages = {stage.id: stage for stage in state.plan.stages}
         self._edges = PoolEdges(state.plan, state.all, state.cursors)
         self._edges.connect()
-        self._step = next(p for p in state.plan.programs if p.pool == state.pool).step
+        self._step = state.plan.program(state.pool).step
         self._frame = Frame()
         self._last_reader = _last_readers(state)
         self.residency = residency_of(state)
@@ -174,7 +174,7 @@ class Interpreter:
 def _last_readers(state: RankState) -> dict[str, list[str]]:
     """Instruction to the values nobody reads after it."""
     out: dict[str, list[str]] = {}
-    program = next(p for p in state.plan.programs if p.pool == state.pool)
+    program = state.plan.program(state.pool)
     for instructions in (program.step, *(e.instructions for e in program.evaluations)):
         last: dict[str, str] = {}
         for instruction in instructions:

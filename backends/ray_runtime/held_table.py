@@ -101,7 +101,7 @@ class HeldTable:
             return first, first
         if trains:
             return first, second
-        program = next(p for p in self._state.plan.programs if p.pool == self._state.pool).step
+        program = self._state.plan.program(self._state.pool).step
         stages = [self._state.plan.stage(i.stage) for i in program if isinstance(i, RunStage)]
         users = [stage for stage in stages if getattr(stage.op, "model", None) == model]
         return (second, first) if users and isinstance(users[0].op, Generate) else (first, second)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.tensor_parallel import (
@@ -34,12 +34,12 @@ from rlflow.reshard.storage import Storage
 _SHARDED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
-def catalogue_of(model: PreTrainedModel) -> Catalogue:
+def catalogue_of(config: PretrainedConfig) -> Catalogue:
     """Every tensor of a model under its canonical name. ReshardError where that is not known of the model."""
-    facts = facts_of_config(model.config.to_dict())
+    facts = facts_of_config(config.to_dict())
     if facts is None:
-        raise ReshardError(f"no sharding rules for the model type {model.config.model_type}")
-    return catalogue(Architecture(str(model.config.model_type), facts), mtp=False)
+        raise ReshardError(f"no sharding rules for the model type {config.model_type}")
+    return catalogue(Architecture(str(config.model_type), facts), mtp=False)
 
 
 def canonical_tensors(model: PreTrainedModel, known: Catalogue) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ def canonical_tensors(model: PreTrainedModel, known: Catalogue) -> dict[str, tor
 def whole_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The weights of a model that one rank holds whole; those of an unknown kind under the names they have."""
     try:
-        return canonical_tensors(model, catalogue_of(model))
+        return canonical_tensors(model, catalogue_of(model.config))
     except ReshardError:
         return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -75,7 +75,7 @@ class LocalWeights:
         try:
             if type(model).__name__ not in _SHARDED:
                 raise ReshardError(f"only {', '.join(_SHARDED)} are cut into parts, this is {type(model).__name__}")
-            known = catalogue_of(model)
+            known = catalogue_of(model.config)
             storage = Storage(vocabulary_multiple=layout.tp, dtype=str(dtype).removeprefix("torch."), mtp=False)
             sharding = Sharding(known, layout, storage)
             whole = canonical_tensors(model, known)
@@ -103,7 +103,7 @@ def renew(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel, mesh: Mes
             for name, value in whole_tensors(model).items():
                 tensors[name].copy_(value)
             return
-        known = catalogue_of(model)
+        known = catalogue_of(model.config)
         sharding = Sharding(known, mesh.layout, Storage(vocabulary_multiple=mesh.layout.tp, mtp=False))
         whole = canonical_tensors(model, known)
         for name, tensor in tensors.items():

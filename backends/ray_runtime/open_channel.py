@@ -6,22 +6,24 @@ checked against those numbers, so that a rank cannot move other bytes than the p
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from transformers import PretrainedConfig
 
 from rlflow.backends.ray_runtime.deliveries import Reading
+from rlflow.backends.ray_runtime.local_weights import catalogue_of
 from rlflow.backends.ray_runtime.reshard_links import ReshardLinks
 from rlflow.backends.ray_runtime.weight_channel import WeightChannel
 from rlflow.backends.ray_runtime.world import World
-from rlflow.cluster.presets.architecture import Architecture
-from rlflow.cluster.presets.from_config import facts_of_config
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
-from rlflow.ir.ops import ValueModel
+from rlflow.ir.ops import FrozenModel, ValueModel
 from rlflow.plan import Plan
 from rlflow.plan_decisions import Reshard
-from rlflow.reshard.catalogue import Catalogue, catalogue
+from rlflow.reshard.catalogue import Catalogue
 from rlflow.reshard.endpoint import Endpoint, Fabric
+from rlflow.reshard.errors import ReshardError
 from rlflow.reshard.plan import ReshardPlan, plan_reshard
 from rlflow.reshard.storage import Storage
 
@@ -66,20 +68,24 @@ def runtime_plan(plan: Plan, reshard: Reshard, config: PretrainedConfig) -> Resh
     hosts = [place.host for place in (*source.ranks, *(() if shared else target.ranks))]
     names = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     fabric = Fabric(tuple(names[host] for host in hosts), (1.0,) * len(hosts), {n: 1.0 for n in names.values()})
-    dtype = "bfloat16" if _compute(plan, reshard.model) == "bf16" else "float32"
+    dtype = "bfloat16" if compute_of(plan, reshard.model) == "bf16" else "float32"
     given, read = (
         Endpoint(layout, ranks, Storage(vocabulary_multiple=layout.tp, dtype=dtype, mtp=False))
         for layout, ranks in ((before, tuple(range(size))), (after, devices))
     )
-    return plan_reshard(tensors_of(config, reshard.model), given, read, fabric)
+    return plan_reshard(tensors_of(config), given, read, fabric)
 
 
-def tensors_of(config: PretrainedConfig, model: str) -> Catalogue:
+def tensors_of(config: PretrainedConfig) -> Catalogue:
     """The tensors of a loaded model under the names of reshards. RLF4003 for an architecture without rules."""
-    facts = facts_of_config(config.to_dict())
-    if facts is None:
-        raise RunFailure("RLF4003", f"weights of type `{config.model_type}` cannot be moved between layouts yet")
-    return catalogue(Architecture(model, facts), mtp=False)
+    try:
+        return catalogue_of(config)
+    except ReshardError as error:
+        raise RunFailure(
+            "RLF4003",
+            f"weights of type `{config.model_type}` cannot be moved between layouts yet",
+            notes=error.problems,
+        ) from None
 
 
 def layout_of(plan: Plan, stage: str) -> Layout:
@@ -89,8 +95,9 @@ def layout_of(plan: Plan, stage: str) -> Layout:
     return Layout(**layout.model_dump())
 
 
-def _compute(plan: Plan, model: str) -> str:
+def compute_of(plan: Plan, model: str) -> Literal["fp32", "bf16"]:
+    """The precision of a model's matrix products: that of the model it was made from."""
     source = plan.model(model).source
-    while hasattr(source, "of"):
+    while isinstance(source, FrozenModel | ValueModel):
         source = plan.model(source.of).source
-    return str(source.compute)
+    return source.compute

@@ -10,12 +10,14 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import ray
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
+from rlflow.backends.ray_runtime.batch_queue import readers_of
 from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, regrouped, split
-from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame, Value
+from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame
 from rlflow.backends.ray_runtime.wire import Message, joined, packed_message
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -65,8 +67,9 @@ class PoolEdges:
         value = frame.values[instruction.stage]
         rows = frame.rows.get(instruction.stage)
         alone = needs_rows(self.plan, queue)
+        assert isinstance(value, Batch | np.ndarray | Packed)
         assert isinstance(value, Batch) or rows is not None
-        message = packed_message(_plain(value), rows if alone else None)
+        message = packed_message(value, rows if alone else None)
         layout = layout_of(value if isinstance(value, Batch) else rows) if isinstance(value, Batch) or alone else None  # type: ignore[arg-type]
         number = self._put[queue.id] = self._put.get(queue.id, -1) + 1
         origin = None if layout is not None else frame.splits.get(rows_root(self.plan, instruction.stage))
@@ -163,7 +166,7 @@ class PoolEdges:
 
     def _reads(self, queue: Queue) -> int:
         """Readers of a batch: as many as the plan says, where these are blocks of equal size."""
-        return reads_of(queue, self.world.size)
+        return readers_of(queue, self.world.size)
 
     def _late(self, queue: Queue, problem: str) -> RunFailure:
         return RunFailure(
@@ -183,11 +186,6 @@ class Rows:
     there: bool
 
 
-def reads_of(queue: Queue, ranks: int) -> int:
-    """Readers of one batch in a pool of so many ranks."""
-    return queue.reads if ranks % queue.reads == 0 else ranks
-
-
 def rows_root(plan: Plan, stage_id: str) -> str:
     """The stage whose rows a stage's result belongs to: itself where it gives rows."""
     stage = plan.stage(stage_id)
@@ -201,7 +199,7 @@ def needs_rows(plan: Plan, queue: Queue) -> bool:
     root = rows_root(plan, queue.stage)
     if root == queue.stage:
         return False
-    program = next(p for p in plan.programs if p.pool == queue.target)
+    program = plan.program(queue.target)
     for instructions in (program.step, *(e.instructions for e in program.evaluations)):
         if not any(isinstance(i, TakeRows) and i.queue == queue.id for i in instructions):
             continue
@@ -211,8 +209,3 @@ def needs_rows(plan: Plan, queue: Queue) -> bool:
             if isinstance(instruction, TakeRows | RunStage | WaitStage) and instruction.stage == root:
                 return False
     return True
-
-
-def _plain(value: Value) -> Batch | Packed | Any:
-    assert value is not None
-    return value

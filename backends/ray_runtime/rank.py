@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint, weights_digest
-from rlflow.backends.ray_runtime.deliveries import due, program_of
+from rlflow.backends.ray_runtime.deliveries import due
 from rlflow.backends.ray_runtime.devices.device import open_device
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.failures import stage_failed
@@ -42,7 +42,7 @@ class Rank:
         self._state = RankState(
             plan, settings.pool, settings.rank, size, Path(settings.base_dir), settings.seed, device=self._device
         )
-        self._program: Program = program_of(plan, settings.pool)
+        self._program: Program = plan.program(settings.pool)
         self._stop = threading.Event()
         self._saved_step: int | None = None
         self._interpreter: Interpreter | None = None

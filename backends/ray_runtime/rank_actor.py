@@ -129,7 +129,7 @@ def _open_rewards(plan: Plan, base_dir: Path, settings: RankSettings) -> dict[st
     from rlflow.backends.ray_runtime.reward_worker import RewardPool
 
     world = settings.pools[settings.pool]
-    program = next(program for program in plan.programs if program.pool == settings.pool)
+    program = plan.program(settings.pool)
     lists = (program.step, *(evaluation.instructions for evaluation in program.evaluations))
     called = {i.stage for instructions in lists for i in instructions if isinstance(i, RunStage)}
     scores = [stage for stage in plan.stages if isinstance(stage.op, Score) and stage.id in called]

@@ -35,7 +35,7 @@ class Residency:
 
     def __init__(self, state: RankState, memory: PoolMemory) -> None:
         self._state = state
-        self._program = next(p for p in state.plan.programs if p.pool == state.pool).step
+        self._program = state.plan.program(state.pool).step
         start = at_start(self._program)
         self._table = HeldTable(state, memory)
         try:

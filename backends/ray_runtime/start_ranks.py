@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlflow.backends.ray_runtime.batch_queue import QueueActor, QueueSettings
+from rlflow.backends.ray_runtime.batch_queue import QueueActor, QueueSettings, readers_of
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
 from rlflow.backends.ray_runtime.run_control import RunControl
 from rlflow.backends.ray_runtime.session import Reserved, device_resources
@@ -101,12 +101,11 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
 
 
 def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:
-    ranks = sizes[queue.target]
     settings = QueueSettings(
         queue.id,
         queue.capacity,
         parts=sizes[queue.source],
-        readers=queue.reads if ranks % queue.reads == 0 else ranks,
+        readers=readers_of(queue, sizes[queue.target]),
         deadline_s=plan.collective_timeout_s,
     )
     return ray.remote(num_cpus=0)(QueueActor).remote(settings)

@@ -20,7 +20,7 @@ from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.frozen_weights import cast_frozen
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
-from rlflow.backends.ray_runtime.open_channel import open_channel
+from rlflow.backends.ray_runtime.open_channel import compute_of, open_channel
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.published import PublishCheck
 from rlflow.backends.ray_runtime.reshard_links import Tensors
@@ -143,7 +143,7 @@ class RankState:
 
     def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
         """What samples from the model and what trains it or predicts with it, each in its layout."""
-        state = ModelState(loaded, self._compute(name), loaded.model.config, _parameters(loaded))
+        state = ModelState(loaded, compute_of(self.plan, name), loaded.model.config, _parameters(loaded))
         samplers = [s for s in stages if isinstance(s.op, Generate)]
         others = [s for s in stages if isinstance(s.op, Train | Logprobs | Values | ModelScore)]
         if samplers:
@@ -298,10 +298,6 @@ class RankState:
         if any(memory.pool == self.pool for memory in self.plan.memory):
             own_memory(loaded.model.parameters())
         return loaded
-
-    def _compute(self, name: str) -> Literal["fp32", "bf16"]:
-        source = self.plan.model(name).source
-        return self._compute(source.of) if isinstance(source, FrozenModel | ValueModel) else source.compute
 
     def _check_tokenizers(self) -> None:
         """RLF5013 when a model reads token ids that another model's tokenizer made otherwise."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from rlflow.backends.ray_runtime.deliveries import Reading
 from rlflow.backends.ray_runtime.reshard_links import Moved, ReshardLinks, Tensors
@@ -129,9 +128,3 @@ def _told(error: BaseException, reshard: Reshard, version: int) -> BaseException
         f"version {version} of `{reshard.model}` did not get from pool `{reshard.source}` to pool `{reshard.target}`",
         notes=(f"{type(error).__name__}: {error}",),
     )
-
-
-def facts(channel: WeightChannel) -> dict[str, Any]:
-    """Bytes of the last execution on this rank."""
-    moved = channel.moved
-    return {"sent": moved.sent, "received": moved.received, "copied": moved.copied, "buffers": moved.peak_buffers}

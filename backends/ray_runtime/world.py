@@ -13,7 +13,6 @@ from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh, new_group
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
 from rlflow.plan import Layout as PlanLayout
-from rlflow.plan import Plan
 
 
 @dataclass
@@ -101,9 +100,3 @@ class World:
         """Close all groups."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def pools_of(plan: Plan) -> dict[str, int]:
-    """Ranks of every pool that executes instructions, in the order of the plan."""
-    busy = {program.pool for program in plan.programs}
-    return {pool.name: len(pool.ranks) for pool in plan.pools if pool.device != "functions" and pool.name in busy}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlflow.backends.simulator.clock import Clock
 from rlflow.backends.simulator.interpreter import Lane
@@ -94,6 +94,21 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     saving = saves and bool(durations.us.get(CHECKPOINT))
     varies = options.draw is not None or options.evaluations or saving or bool(filters) or bool(calls)
     return result_of(world, warm_up, options.steps, repeats=not varies)
+
+
+def seeds_of(plan: Plan, count: int) -> list[int | None]:
+    """The plan's own seed and those after it; with none asked for, nothing is drawn."""
+    return [plan.seed + number for number in range(count)] if count else [None]
+
+
+def simulate_seeds(plan: Plan, options: Options, count: int) -> list[Result]:
+    """One run for each of `seeds_of`; a single one where another seed would give the same."""
+    results: list[Result] = []
+    for seed in seeds_of(plan, count):
+        results.append(simulate(plan, replace(options, seed=seed)))
+        if not results[0].sampled and not options.keep and not options.failing:
+            break
+    return results
 
 
 def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) -> None:

@@ -189,23 +189,21 @@ def simulate(
 def _study(plan: Plan, asked: Asked, seeds: int, failures: Failures | None) -> Study:
     from rlflow.backends.simulator.failures import forecast
     from rlflow.backends.simulator.report_study import Study
-    from rlflow.backends.simulator.run import simulate
+    from rlflow.backends.simulator.run import seeds_of, simulate, simulate_seeds
     from rlflow.backends.simulator.run_durations import CHECKPOINT
 
-    drawn: list[int | None] = [plan.seed + number for number in range(seeds)] if seeds else [None]
-    results = []
-    for seed in drawn:
-        found = simulate(plan, replace(asked, seed=seed))
-        results.append(found)
-        if not found.sampled and not asked.keep and not asked.failing:
-            break  # other seeds would give the same
+    results = simulate_seeds(plan, asked, seeds)
     if seeds and not results[0].sampled:
         click.echo("no lengths are drawn: of no generate stage is anything known but its time", err=True)
     failing = None
     if failures is not None:
         written = asked.stated.get(CHECKPOINT, 0.0)
         still = replace(asked, stated={**asked.stated, CHECKPOINT: 0.0})
-        bare = [simulate(plan, replace(still, seed=seed)) for seed in drawn[: len(results)]] if written else results
+        bare = (
+            [simulate(plan, replace(still, seed=seed)) for seed in seeds_of(plan, seeds)[: len(results)]]
+            if written
+            else results
+        )
         failing = forecast(plan, results, bare, failures, written)
     return Study(tuple(results), results[0].sampled, failing)
 

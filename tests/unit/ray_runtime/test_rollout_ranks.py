@@ -60,7 +60,7 @@ def test_two_ranks_sample_what_one_does(
     flat = np.concatenate([np.array(row) for row in found[0]["logprobs"]])
     np.testing.assert_allclose(flat, alone.packed("logprobs").values.numpy(), atol=2e-5)
     # The parts are those of a planned reshard, padding included, and nothing is lost.
-    known = catalogue_of(loaded.model)
+    known = catalogue_of(loaded.model.config)
     sharding = Sharding(known, layout, Storage(vocabulary_multiple=2, mtp=False))
     whole = {name: tensor.numpy() for name, tensor in canonical_tensors(loaded.model, known).items()}
     shards = {rank: found[rank]["tensors"] for rank in (0, 1)}
