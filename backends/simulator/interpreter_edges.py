@@ -114,6 +114,11 @@ class Edge:
         owed = sum(batch - len(it.groups) * c.gate.group for it in open_steps)
         return len(c.rule.arrived) * c.gate.group >= owed + (step - c.step) * each + least
 
+    def arrived(self, step: int) -> float:
+        """The share of the step's batch that is finished, in whole groups; 1 once the step has begun."""
+        c = self.controller
+        return len(c.rule.arrived) * c.gate.group / c.gate.batches.at(step) if step == c.step else 1.0
+
     def _add(self, batch: Batch) -> None:
         c = self.controller
         ages = self.ages.setdefault(batch.step, Counter())

@@ -17,6 +17,7 @@ from rlflow.backends.simulator.run_durations import CHECKPOINT, Draw, durations_
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import filters_of
 from rlflow.backends.simulator.run_lengths import lengths_of
+from rlflow.backends.simulator.run_migration import Migration, migrations_of
 from rlflow.backends.simulator.run_rows import rows_of
 from rlflow.backends.simulator.run_turns import Turns, turns_of
 from rlflow.diagnostics import RunFailure
@@ -49,6 +50,8 @@ class Options:
     """Reward stage to the share of the tries to score a sample that fail."""
     turns: Mapping[str, float] = field(default_factory=dict)
     """Generate stage to the mean seconds that its environment takes between two turns."""
+    migrate: Mapping[str, float] = field(default_factory=dict)
+    """Generate stage to the share of a batch: when no more are left, they move to as few engines as hold them."""
     evaluations: bool = False
     draw: Draw | None = None
     """Changes every time, stage by stage and step by step."""
@@ -76,10 +79,10 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     seed = plan.seed if options.seed is None else options.seed
     filters, calls = filters_of(plan, options.keep, seed), calls_of(plan, options.failing, seed)
     world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters, calls)
-    turns = turns_of(plan, options.turns, seed)
+    turns, migrations = turns_of(plan, options.turns, seed), migrations_of(plan, options.migrate)
     for stage in plan.stages:
         if isinstance(stage.op, Generate) and stage.phase == STEP:
-            _serve(world, stage, options, turns.get(stage.id))
+            _serve(world, stage, options, turns.get(stage.id), migrations.get(stage.id))
     for program in plan.programs:
         clock.start(f"pool {program.pool}", Lane(world, program).run(total, options.evaluations))
     stuck = clock.run()
@@ -111,7 +114,7 @@ def simulate_seeds(plan: Plan, options: Options, count: int) -> list[Result]:
     return results
 
 
-def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) -> None:
+def _serve(world: World, stage: Stage, options: Options, turns: Turns | None, migration: Migration | None) -> None:
     """The edge of a generate stage, and what runs it."""
     assert isinstance(stage.op, Generate)
     channel = world.weights.channel(stage.op.model)
@@ -126,7 +129,7 @@ def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) ->
         assert facts is not None
         assert options.seed is not None
         lengths = lengths_of(facts, options.seed, stage.id)
-        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns)
+        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns, migration)
     else:
         world.servers[stage.id] = BlockServer(world, edge, turns)
         world.weights.loads[stage.id].append(edge.load)
