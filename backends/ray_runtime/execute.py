@@ -14,6 +14,7 @@ from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.pool_edges import PoolEdges, rows_root
 from rlflow.backends.ray_runtime.residency import residency_of
+from rlflow.backends.ray_runtime.run_logs import doing
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
 from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value
 from rlflow.backends.ray_runtime.state import RankState
@@ -67,6 +68,7 @@ class Interpreter:
         """Execute `instructions`, a part of the list `whole`, in the current frame."""
         for instruction in instructions:
             started = time.time()
+            doing(f"step {step} {instruction.id}")
             stage_id = getattr(instruction, "stage", "")
             tokens: int | None = None
             try:
@@ -79,7 +81,8 @@ class Interpreter:
                 elif isinstance(instruction, PutRows):
                     self._edges.put(instruction, self._frame)
                 elif isinstance(instruction, ReshardWeights):
-                    self._state.receive(instruction.model, instruction.readers, step, whole is not self._step)
+                    evaluation = whole is not self._step
+                    metrics.waited(self._state.receive(instruction.model, instruction.readers, step, evaluation))
                 elif isinstance(instruction, RunStage):
                     tokens = self._call(RUN, self._stages[stage_id], whole, step, metrics)
                 elif isinstance(instruction, WaitStage):

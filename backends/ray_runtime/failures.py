@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlflow.backends.ray_runtime.run_logs import rank_log
 from rlflow.diagnostics.diagnostic import RunFailure
 
 _LOG_LINES = 5
@@ -49,7 +50,7 @@ def guarded(part: str, action: Callable[[], None]) -> RunFailure | None:
 
 def worker_died(pool: str, rank: int, error: Exception, run_dir: Path) -> RunFailure:
     """RLF5011 for a rank whose process is gone: the end of its log, and what Ray says last."""
-    log = run_dir / "logs" / f"{pool}-{rank}.log"
+    log = rank_log(run_dir, pool, rank)
     notes = [f"its log: {log}"]
     try:
         lines = [line.rstrip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]

@@ -23,6 +23,7 @@ from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
 from rlflow.backends.ray_runtime.rank_actor import RankSettings
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
+from rlflow.backends.ray_runtime.run_logs import doing, logger
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -127,8 +128,9 @@ class Rank:
             started = time.time()
             metrics = self._metrics()
             self._interpreter.run(self._program.step, step, metrics)
-            ended = time.time()
-            metrics.seconds["step"] = ended - started
+            idle = metrics.whole_step(time.time() - started, self._state.world)
+            doing(f"step {step}")
+            logger.info("done in %.3f s, idle %s", time.time() - started, idle)
             self._write_events(metrics)
             data = self._reduced(metrics)
             if data is not None:

@@ -3,9 +3,9 @@ must know the class, imports neither torch nor transformers."""
 
 from __future__ import annotations
 
-import faulthandler
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlflow.backends.ray_runtime.failures import blame, guarded
+from rlflow.backends.ray_runtime.run_logs import log_to, logger, rank_log, reward_log, told
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Score
 from rlflow.plan import Plan, RunStage
@@ -57,15 +58,17 @@ class RankActor:
         self._rank: Rank | None = None
         self._rewards: dict[str, RewardPool] = {}
         os.environ.update(settings.environment)
-        self._log_to_file()
+        self._log = rank_log(Path(settings.run_dir), settings.pool, settings.rank)
+        log_to(self._log, f"{settings.pool}/{settings.rank}")
 
-    def _log_to_file(self) -> None:
-        """Everything this process prints goes to the run folder, not between the user's progress lines."""
-        path = Path(self._settings.run_dir) / "logs" / f"{self._settings.pool}-{self._settings.rank}.log"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        faulthandler.enable(2)
+    def _guarded(self, part: str, action: Callable[[], None]) -> RunFailure | None:
+        """`guarded`, with the rank's log in the failure, and the failure in the rank's log."""
+        started = time.monotonic()
+        failure = guarded(part, action)
+        if failure is None:
+            logger.info("%s: done in %.1f s", part, time.monotonic() - started)
+            return None
+        return told(failure, self._log)
 
     def prepare(self) -> RunFailure | None:
         """Import what a rank needs; takes seconds."""
@@ -75,7 +78,7 @@ class RankActor:
 
             self._rank = Rank(self._settings)
 
-        return guarded("starting a rank", build)
+        return self._guarded("starting a rank", build)
 
     def open_rewards(self) -> RunFailure | None:
         """Start the workers of every reward; user code that cannot be loaded is found now."""
@@ -84,7 +87,7 @@ class RankActor:
             plan = Plan.from_json(self._settings.plan_json)
             self._rewards = _open_rewards(plan, Path(self._settings.base_dir), self._settings)
 
-        return guarded("starting the rewards", start)
+        return self._guarded("starting the rewards", start)
 
     def address(self) -> str:
         """host:port on which rank 0's group can be reached; the port is free now."""
@@ -96,15 +99,15 @@ class RankActor:
 
     def join(self, address: str) -> RunFailure | None:
         """Form the process groups (gloo) of all pools."""
-        return guarded("joining the ranks", lambda: self._ready.join(address))
+        return self._guarded("joining the ranks", lambda: self._ready.join(address))
 
     def load(self, part: str) -> RunFailure | None:
         """Load `models` or `data`."""
-        return guarded(f"loading {part}", lambda: self._ready.load(part))
+        return self._guarded(f"loading {part}", lambda: self._ready.load(part))
 
     def resume(self, step: int) -> RunFailure | None:
         """Go back to the state after `step` steps."""
-        return guarded("resuming", lambda: self._ready.resume(step))
+        return self._guarded("resuming", lambda: self._ready.resume(step))
 
     def facts(self) -> dict[str, Any]:
         """What the driver shows and records: steps to run, data fingerprints, model sizes."""
@@ -112,7 +115,8 @@ class RankActor:
 
     def run(self, done: int, last: int, data: dict[str, str]) -> Iterator[dict[str, Any] | RunFailure]:
         """See `Rank.run`."""
-        yield from self._ready.run(done, last, self._rewards, data)
+        for report in self._ready.run(done, last, self._rewards, data):
+            yield told(report, self._log) if isinstance(report, RunFailure) else report
 
     def request_stop(self) -> None:
         """End the run after the step in progress."""
@@ -141,7 +145,11 @@ def _open_rewards(plan: Plan, base_dir: Path, settings: RankSettings) -> dict[st
             continue
         pool = next(pool for pool in plan.pools if pool.name == pool_of[declared.name])
         workers = max(1, len(pool.ranks) // world)
-        reward = RewardPool(declared.name, declared.source, base_dir, sources, workers=workers)
+        logs = [
+            reward_log(Path(settings.run_dir), declared.name, settings.pool, settings.rank, worker)
+            for worker in range(workers)
+        ]
+        reward = RewardPool(declared.name, declared.source, base_dir, sources, workers=workers, logs=logs)
         scored = next(s.id for s in plan.stages if isinstance(s.op, Score) and s.op.reward == declared.name)
         with blame(scored):
             reward.open()

@@ -8,6 +8,7 @@ most the plan's bucket. All rounds of a run use them in turn: the next one is on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -54,12 +55,16 @@ class _Step:
 
 @dataclass
 class Moved:
-    """Bytes of one execution on this rank: of elements, and the most that all its buffers had, headers included."""
+    """One execution on this rank: bytes of elements, and the most that all its buffers had, headers included.
+
+    `waited_s`: seconds from the start to the first message that came, for a rank that had nothing to do before it.
+    """
 
     sent: int = 0
     received: int = 0
     copied: int = 0
     peak_buffers: int = 0
+    waited_s: float = 0.0
 
 
 class _Area:
@@ -145,7 +150,7 @@ class ReshardLinks:
 
         RunFailure RLF5018 for a message of another version or of other bytes than were sent.
         """
-        moved = Moved()
+        moved, began = Moved(), time.monotonic()
         areas = min(_AREAS, len(self._steps))
         inward = [_Area(self._receive_bytes, self._torch_device) for _ in range(areas)]
         outward = [_Area(self._send_bytes, self._torch_device) for _ in range(areas)]
@@ -161,6 +166,8 @@ class ReshardLinks:
                 self._send(step, target if step.forwarded else source, version, moved, outward[number % areas])
                 for peer, message in inward[number % areas].arrived():
                     assert target is not None, "a rank that receives has the tensors"
+                    if source is None and not moved.received:
+                        moved.waited_s = time.monotonic() - began
                     self._unpack(step.receives[peer], message, target, version, peer)
                     moved.received += message.nbytes - _HEADER
             for area in outward:

@@ -30,5 +30,7 @@ class RunControl:
 
     def saved(self, step: int) -> bool:
         """A pool has written its part of a checkpoint; whether it was the last part."""
-        self._saved[step] = self._saved.get(step, 0) + 1
-        return self._saved[step] % self._savers == 0
+        parts = self._saved.pop(step, 0) + 1
+        if parts < self._savers:
+            self._saved[step] = parts
+        return parts >= self._savers

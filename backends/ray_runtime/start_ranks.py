@@ -18,6 +18,9 @@ from rlflow.device_rules import worker_environment
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool, Queue, SaveCheckpoint
 
+_QUIET: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}
+"""Of actors with calls in every step: Ray would keep 100,000 of them for its dashboard, some 2 kB each."""
+
 
 class StartSettings(Protocol):
     """What starting needs of a run's settings."""
@@ -71,7 +74,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
     savers = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
-    control = ray.remote(num_cpus=0)(RunControl).remote(max(savers, 1)) if len(pools) > 1 else None
+    control = ray.remote(**_QUIET)(RunControl).remote(max(savers, 1)) if len(pools) > 1 else None
     threads = max(1, (os.cpu_count() or 1) // sum(sizes.values()))
     remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
@@ -108,7 +111,7 @@ def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:
         readers=readers_of(queue, sizes[queue.target]),
         deadline_s=plan.collective_timeout_s,
     )
-    return ray.remote(num_cpus=0)(QueueActor).remote(settings)
+    return ray.remote(**_QUIET)(QueueActor).remote(settings)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,23 +219,28 @@ class RankState:
         found = [channel for channel in self.channels.values() if channel.model == model and channel.between_pools]
         return [channel for channel in found if channel.reshard.source == self.pool]
 
-    def before_update(self, model: str) -> None:
-        """Weights that are on their way to another pool must leave before they change."""
+    def before_update(self, model: str) -> float:
+        """Weights that are on their way to another pool must leave before they change. Seconds that it took."""
+        started = time.monotonic()
         for channel in self.channels_from(model):
             channel.before_update()
+        return time.monotonic() - started
 
-    def receive(self, model: str, readers: tuple[str, ...], step: int, evaluation: bool) -> None:
-        """Execute a `reshard` instruction: bring the readers' weights to the version that they use at this step."""
+    def receive(self, model: str, readers: tuple[str, ...], step: int, evaluation: bool) -> float:
+        """Execute a `reshard` instruction: bring the readers' weights to the version that they use at this step.
+        Seconds that this rank waited for another pool to give them."""
         channel = next(c for c in self.channels.values() if c.model == model and set(c.reshard.readers) == set(readers))
         state = self.models[model]
         if channel.between_pools:
             wanted = step if evaluation else channel.reading.of_step(step)
             if wanted > channel.version:
                 self._deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
+                return channel.moved.waited_s
         elif channel.version < state.version:
             assert state.trainer is not None
             source, version = state.trainer.local_tensors(), state.version
             self._deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
+        return 0.0
 
     def _deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
         """Let a channel write the tensors of its readers."""

@@ -97,6 +97,9 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5060": "unknown-log-target",
+    "RLF5061": "log-target-not-installed",
+    "RLF5062": "log-target-failed",
     # 9xxx internal
     "RLF9001": "internal-error",
 }

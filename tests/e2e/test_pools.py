@@ -128,6 +128,14 @@ def test_stale_samples_have_the_age_that_the_schedule_says(
     assert versions == {1: 0, 2: 0, 3: 2, 4: 2, 5: 4, 6: 4}
     assert runs[0].metrics == runs[1].metrics, "asynchronous, and the same again"
     assert runs[0].trained_steps == [*range(1, 7)]
+    rows = {row["step"]: row["data"] for row in runs[0].rows if "age/samples/max" in row["data"]}
+    assert {step: data["age/samples/max"] for step, data in rows.items()} == {1: 0, 2: 1, 3: 0, 4: 1, 5: 0, 6: 1}
+    assert [data[f"age/samples/count/{step % 2 == 0:d}"] for step, data in rows.items()] == [24.0] * 6
+    for data in rows.values():
+        assert all(0 <= data[f"pool/{pool}/idle"] <= 1 for pool in ("rollout", "learner"))
+        assert {"pool/learner/wait_s/take:samples", "pool/rollout/wait_s/put:samples->learner"} <= set(data)
+    log = (runs[0].folder / "logs" / "rollout-0.log").read_text("utf-8")
+    assert log.count("INFO rollout/0 step 6 rlflow: done in") == 1
 
 
 def test_a_resumed_run_of_two_pools_is_the_uninterrupted_one(project: Any, reference: Any) -> None:
