@@ -97,6 +97,10 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5064": "rows-lost",
+    "RLF5065": "queue-died",
+    "RLF5066": "queue-misuse",
+    "RLF5067": "producer-failed",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
