@@ -75,7 +75,9 @@ class Interpreter:
                 if self.residency is not None:
                     self.residency.before(instruction)
                 if isinstance(instruction, TakeRows) and instruction.queue:
-                    self._edges.take(instruction, self._frame)
+                    depth = self._edges.take(instruction, self._frame)
+                    if depth is not None:
+                        metrics.mean(f"queue/{instruction.queue}/depth", [depth])
                 elif isinstance(instruction, TakeRows):
                     tokens = self._take(self._stages[stage_id])
                 elif isinstance(instruction, PutRows):

@@ -41,7 +41,7 @@ class RankSettings:
     deadline_s: float = 1800.0
     """Limit of every wait for another rank."""
     queues: dict[str, Any] = field(default_factory=dict)
-    """Actors of the queues between pools."""
+    """The actors of every queue between pools."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlflow.backends.ray_runtime.batch_queue import QueueActor, QueueSettings, readers_of
+from rlflow.backends.ray_runtime.dist_queue.client import start_queue
+from rlflow.backends.ray_runtime.dist_queue.edges import edge_of
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
 from rlflow.backends.ray_runtime.run_control import RunControl
 from rlflow.backends.ray_runtime.session import Reserved, device_resources
@@ -100,18 +101,13 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(rank_settings)
             ranks.append(StartedRank(pool.name, place.rank, actor))
-    return Started(ranks, list(queues.values()), control)
+    return Started(ranks, [actor for actors in queues.values() for actor in actors], control)
 
 
-def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:
-    settings = QueueSettings(
-        queue.id,
-        queue.capacity,
-        parts=sizes[queue.source],
-        readers=readers_of(queue, sizes[queue.target]),
-        deadline_s=plan.collective_timeout_s,
-    )
-    return ray.remote(**_QUIET)(QueueActor).remote(settings)
+def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> list[Any]:
+    """The actors of one queue."""
+    spec = edge_of(queue, sizes[queue.source], sizes[queue.target], plan.collective_timeout_s)
+    return start_queue(spec, **_QUIET)
 
 
 def _environment(threads: int) -> dict[str, str]:

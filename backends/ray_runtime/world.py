@@ -29,7 +29,7 @@ class World:
     group: dist.ProcessGroup | None = None
     """Of the pool; None for a pool of one rank."""
     queues: Mapping[str, Any] = field(default_factory=dict)
-    """Actors of the queues between pools, by the queue's id."""
+    """The actors of every queue between pools, by the queue's id."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
     _meshes: dict[tuple[Layout, tuple[int, ...]], Mesh] = field(default_factory=dict)

@@ -100,6 +100,10 @@ CODES: Final[dict[str, str]] = {
     "RLF5060": "unknown-log-target",
     "RLF5061": "log-target-not-installed",
     "RLF5062": "log-target-failed",
+    "RLF5064": "rows-lost",
+    "RLF5065": "queue-died",
+    "RLF5066": "queue-misuse",
+    "RLF5067": "producer-failed",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
