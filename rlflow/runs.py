@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run and where. `steps` and `seed` None = as the plan says."""
+    """What to run and where. `steps` and `seed` None = as the plan says.
+
+    `keep`: newest checkpoints to keep, 0 = all; None = as before, all in a new run.
+    """
 
     plan: Plan
     base_dir: Path
@@ -36,6 +39,7 @@ class RunRequest:
     seed: int | None = None
     resume: bool = False
     address: str | None = None
+    keep: int | None = None
 
 
 class RunFolderError(Exception):
@@ -106,7 +110,13 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         (request.run_dir / "plan.json").write_text(request.plan.to_json(), "utf-8")
     record = _Record(request, progress)
     settings = RunSettings(
-        request.base_dir, request.run_dir, request.steps, request.seed, request.resume, request.address
+        request.base_dir,
+        request.run_dir,
+        request.steps,
+        request.seed,
+        request.resume,
+        keep=request.keep or 0,
+        address=request.address,
     )
     try:
         try:
@@ -122,14 +132,14 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
 
 
 def _as_before(request: RunRequest) -> RunRequest:
-    """A resumed run has the number of steps that it was started with, unless another one is given."""
-    if request.steps is not None:
-        return request
-    try:
-        steps = json.loads((request.run_dir / "run.json").read_text("utf-8")).get("steps")
-    except (OSError, ValueError):
-        return request
-    return replace(request, steps=steps) if isinstance(steps, int) else request
+    """A resumed run has the number of steps, and of checkpoints, that it was started with, unless others are given."""
+    before = read_run_json(request.run_dir)
+    steps, keep = before.get("steps"), before.get("keep_checkpoints")
+    if request.steps is None and isinstance(steps, int):
+        request = replace(request, steps=steps)
+    if request.keep is None and isinstance(keep, int):
+        request = replace(request, keep=keep)
+    return request
 
 
 class _Record:
@@ -161,11 +171,11 @@ class _Record:
                 record._progress.total_steps = total_steps
                 record._truncate(first_step - 1)
 
-            def step(self, step: int, data: dict[str, float], saved: bool) -> None:
+            def step(self, step: int, data: dict[str, float], saved: int) -> None:
                 record._row(step, data)
                 record._progress.step(step, data)
                 if saved:
-                    record._progress.message(f"checkpoint of step {step} saved")
+                    record._progress.message(f"checkpoint of step {saved} saved")
 
             def evaluation(self, step: int, data: dict[str, float]) -> None:
                 record._row(step, data)
@@ -286,6 +296,7 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "seconds": round(time.time() - started, 3),
         "versions": versions,
+        "keep_checkpoints": request.keep or 0,
         "data": facts.get("data", {}),
         "parameters": facts.get("parameters", {}),
     }

@@ -79,7 +79,7 @@ class Interpreter:
                 elif isinstance(instruction, PutRows):
                     self._edges.put(instruction, self._frame)
                 elif isinstance(instruction, ReshardWeights):
-                    self._state.receive(instruction.model, instruction.readers, step, whole is not self._step)
+                    self._state.receive(instruction.model, instruction.readers, step, bool(metrics.evaluation))
                 elif isinstance(instruction, RunStage):
                     tokens = self._call(RUN, self._stages[stage_id], whole, step, metrics)
                 elif isinstance(instruction, WaitStage):

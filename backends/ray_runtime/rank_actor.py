@@ -43,6 +43,8 @@ class RankSettings:
     """Actors of the queues between pools."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
+    keep: int = 0
+    """Newest checkpoints to keep; 0 = all."""
 
 
 class RankActor:

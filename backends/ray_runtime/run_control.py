@@ -10,8 +10,9 @@ from __future__ import annotations
 class RunControl:
     """An actor with one call per pool and step."""
 
-    def __init__(self, savers: int) -> None:
-        self._savers = savers
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        """Of a checkpoint."""
         self._begun = 0
         self._last: int | None = None
         self._saved: dict[int, int] = {}
@@ -29,6 +30,6 @@ class RunControl:
             self._last = self._begun
 
     def saved(self, step: int) -> bool:
-        """A pool has written its part of a checkpoint; whether it was the last part."""
+        """A part of a checkpoint is written; whether it was the last part."""
         self._saved[step] = self._saved.get(step, 0) + 1
-        return self._saved[step] % self._savers == 0
+        return self._saved[step] % self._parts == 0
