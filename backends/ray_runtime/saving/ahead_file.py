@@ -52,10 +52,11 @@ def read_ahead(path: Path) -> AheadPart:
 
 def _encode(column: Column, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     if isinstance(column, Packed):
-        tensors[name], tensors[name + "/offsets"] = column.values.contiguous(), column.offsets.contiguous()
+        # Copies: columns of one call share their offsets, which safetensors refuses.
+        tensors[name], tensors[name + "/offsets"] = column.values.clone(), column.offsets.clone()
         return {"kind": "packed"}
     if isinstance(column, np.ndarray):
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(column))
+        tensors[name] = torch.from_numpy(np.array(column))
         return {"kind": "array"}
     if all(isinstance(row, tuple) and all(isinstance(part, Segment) for part in row) for row in column):
         return {"kind": "segments", "rows": [[[part.version, part.tokens] for part in row] for row in column]}
