@@ -97,6 +97,8 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5045": "damaged-checkpoint",
+    "RLF5046": "other-checkpoint",
     # 9xxx internal
     "RLF9001": "internal-error",
 }

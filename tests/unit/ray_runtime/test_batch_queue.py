@@ -73,7 +73,7 @@ def test_waiting_too_long_says_how_things_stand(call: str) -> None:
 
 
 def test_all_pools_end_after_the_same_step() -> None:
-    control = RunControl(savers=2)
+    control = RunControl(parts=2)
     assert control.begin(1)
     assert control.begin(2), "the pool that is ahead"
     control.stop()
