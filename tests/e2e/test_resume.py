@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -53,3 +54,28 @@ def test_a_stale_run_goes_on_as_if_it_had_not_stopped(project: Any, new_project:
     assert losses(last) == losses(whole)
     assert same_weights(last, whole, 8)
     assert same_weights(last, whole, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_a_stale_run_that_is_ended_from_outside(
+    project: Any, new_project: Callable[[], Any], command: Callable[..., Any], ray_cluster: Any, how: str
+) -> None:
+    """kill -9 of the driver leaves half-written parts, Ctrl-C a last checkpoint with its samples ahead."""
+    whole = stale(new_project(), 2).run("run", steps=8)
+    address = ray_cluster.get_runtime_context().gcs_address
+    stale(project, 2, ("stop after 4 steps", "stop after 8 steps"))
+    rewards = (project.root / "rewards.py").read_text("utf-8")
+    project.rewards(rewards.replace("    with LOG", "    __import__('time').sleep(0.03)\n    with LOG"))
+    run = command("run", "sums.rlflow", "--run-dir", "run", "--address", address)
+    run.until("step 3/8")
+    run.until((project.root / "run/checkpoints/latest_checkpointed_iteration.txt").is_file)
+    if how == "killed":
+        run.process.kill()
+        run.wait()
+    else:
+        run.signal(signal.SIGINT)
+        assert run.wait(90) == 130, run.text
+    last = project.run("run", steps=8, resume=True)
+    assert losses(last) == losses(whole)
+    assert same_weights(last, whole, 8)
