@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,6 +237,12 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
 @click.option(
     "--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint."
 )
+@click.option(
+    "--keep-checkpoints",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Remove all but the newest N checkpoints; 0 keeps all. Default: as before, all in a new run.",
+)
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
 @click.option("--device", type=click.Choice(["cpu", "npu"]), help="This machine's devices of that kind; default: cpu.")
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
@@ -254,6 +261,7 @@ def run(
     seed: int | None,
     run_dir: Path | None,
     resume: Path | None,
+    keep_checkpoints: int | None,
     address: str | None,
     device: str | None,
     allow_changed: bool,
@@ -261,17 +269,15 @@ def run(
     log: tuple[str, ...],
 ) -> None:
     """Run a .rlflow file or a plan on Ray. Ctrl-C stops after the step in progress, with a checkpoint."""
-    from dataclasses import replace
-
     from rlflow import runs
     from rlflow.sinks.names import sink_names
 
     targets = sink_names(log)
     try:
         request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device)
+        request = replace(request, keep=keep_checkpoints, log=targets)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
-    request = replace(request, log=targets)
     from rich.console import Console
 
     from rlflow.backends.visualizers.progress import Progress
@@ -311,7 +317,7 @@ def _request(
     if resume is not None:
         if path is not None or run_dir is not None or seed is not None or device or options != driver.Options():
             raise click.UsageError(
-                "--resume takes everything from the run folder; only --steps and --log may be given with it"
+                "--resume takes everything from the run folder; only --steps, --log and --keep-checkpoints go with it"
             )
         runs.open_run_dir(resume, resume=True)
         plan = _compiled(resume / "plan.json", driver.Options())

@@ -39,7 +39,10 @@ HASTE_S = 3.0
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run and where. `steps` and `seed` None = as the plan says."""
+    """What to run and where. `steps` and `seed` None = as the plan says.
+
+    `keep`: newest checkpoints to keep, 0 = all; None = as before, all in a new run.
+    """
 
     plan: Plan
     base_dir: Path
@@ -50,6 +53,7 @@ class RunRequest:
     address: str | None = None
     log: tuple[str, ...] = ()
     """Where metrics go besides metrics.jsonl, by the names of `rlflow.sinks.names`."""
+    keep: int | None = None
 
 
 class RunFolderError(Exception):
@@ -119,7 +123,13 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         (request.run_dir / "plan.json").write_text(request.plan.to_json(), "utf-8")
     record = _Record(request, progress)
     settings = RunSettings(
-        request.base_dir, request.run_dir, request.steps, request.seed, request.resume, request.address
+        request.base_dir,
+        request.run_dir,
+        request.steps,
+        request.seed,
+        request.resume,
+        keep=request.keep or 0,
+        address=request.address,
     )
     try:
         try:
@@ -138,11 +148,14 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
 
 
 def _as_before(request: RunRequest) -> RunRequest:
-    """A resumed run has the number of steps and the log targets that it was started with, unless others are given."""
-    facts = read_run_json(request.run_dir)
-    steps, log = facts.get("steps"), facts.get("log")
+    """A resumed run has the steps, checkpoints to keep and log targets that it was started with, unless others are
+    given."""
+    before = read_run_json(request.run_dir)
+    steps, keep, log = before.get("steps"), before.get("keep_checkpoints"), before.get("log")
     if request.steps is None and isinstance(steps, int):
         request = replace(request, steps=steps)
+    if request.keep is None and isinstance(keep, int):
+        request = replace(request, keep=keep)
     if not request.log and isinstance(log, list):
         request = replace(request, log=tuple(str(name) for name in log))
     return request
@@ -209,11 +222,11 @@ class _Record:
 
                     record._progress.message(f"metrics for Prometheus: {endpoint() or 'this Ray serves none'}")
 
-            def step(self, step: int, data: dict[str, float], saved: bool) -> None:
+            def step(self, step: int, data: dict[str, float], saved: int) -> None:
                 record._row(step, data)
                 record._progress.step(step, data)
                 if saved:
-                    record._progress.message(f"checkpoint of step {step} saved")
+                    record._progress.message(f"checkpoint of step {saved} saved")
 
             def evaluation(self, step: int, data: dict[str, float]) -> None:
                 record._row(step, data)
@@ -322,6 +335,7 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "seconds": round(time.time() - started, 3),
         "versions": versions,
+        "keep_checkpoints": request.keep or 0,
         "data": facts.get("data", {}),
         "parameters": facts.get("parameters", {}),
         **({"log": list(request.log)} if request.log else {}),

@@ -83,7 +83,7 @@ class Interpreter:
                 elif isinstance(instruction, PutRows):
                     self._edges.put(instruction, self._frame)
                 elif isinstance(instruction, ReshardWeights):
-                    evaluation = whole is not self._step
+                    evaluation = bool(metrics.evaluation)
                     metrics.waited(self._state.receive(instruction.model, instruction.readers, step, evaluation))
                 elif isinstance(instruction, RunStage):
                     tokens = self._call(RUN, self._stages[stage_id], whole, step, metrics)

@@ -11,9 +11,10 @@ from typing import Any
 import ray
 
 from rlflow.backends.ray_runtime.accepted import refuse_unknown
-from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
+from rlflow.backends.ray_runtime.checkpoint_folder import latest_step, verify
 from rlflow.backends.ray_runtime.failures import root_cause, worker_died
 from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
+from rlflow.backends.ray_runtime.saving.parts import clean
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -35,6 +36,8 @@ class RunSettings:
     steps: int | None = None
     seed: int | None = None
     resume: bool = False
+    keep: int = 0
+    """Newest checkpoints to keep; 0 = all."""
     address: str | None = None
     """Ray cluster to join; None = RAY_ADDRESS, else a local one that ends with the run."""
 
@@ -58,8 +61,8 @@ class RunObserver:
     def ready(self, facts: dict[str, Any], total_steps: int, first_step: int) -> None:
         """Everything is loaded; steps `first_step` to `total_steps` follow."""
 
-    def step(self, step: int, data: dict[str, float], saved: bool) -> None:
-        """A step has ended."""
+    def step(self, step: int, data: dict[str, float], saved: int) -> None:
+        """A step has ended. `saved`: the checkpoint that is whole since the report before; 0 = none."""
 
     def evaluation(self, step: int, data: dict[str, float]) -> None:
         """An evaluation after `step` steps has ended."""
@@ -74,13 +77,18 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
     pools = runnable_pools(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
-    resume_step = latest_step(settings.run_dir / "checkpoints") if settings.resume else None
+    checkpoints = settings.run_dir / "checkpoints"
+    clean(checkpoints)
+    resume_step = latest_step(checkpoints) if settings.resume else None
     if settings.resume and resume_step is None:
         raise RunFailure(
             "RLF5010",
             f"there is no checkpoint to resume from in `{settings.run_dir}`",
             help=("start it anew in another run folder",),
         )
+    if resume_step is not None:
+        observer.phase(f"checking the checkpoint of step {resume_step}")
+        verify(checkpoints, resume_step)
     with (
         Interrupts() as interrupts,
         ray_session(settings.address, sum(len(pool.ranks) for pool in pools), observer.phase),

@@ -59,6 +59,11 @@ class StepMetrics:
         phase = [stage for stage in plan.stages if stage.phase == (evaluation or "step")]
         self._scoring = sum(isinstance(stage.op, Score | ModelScore) for stage in phase)
 
+    @property
+    def evaluation(self) -> str:
+        """The evaluation that is collected; empty for a step."""
+        return self._evaluation
+
     # --- what the interpreter reports --------------------------------------------------------------------------------
 
     def instruction(

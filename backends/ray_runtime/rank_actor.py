@@ -44,6 +44,8 @@ class RankSettings:
     """The actors of every queue between pools."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
+    keep: int = 0
+    """Newest checkpoints to keep; 0 = all."""
 
 
 class RankActor:

@@ -10,8 +10,9 @@ from __future__ import annotations
 class RunControl:
     """An actor with one call per pool and step."""
 
-    def __init__(self, savers: int) -> None:
-        self._savers = savers
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        """Of a checkpoint."""
         self._begun = 0
         self._last: int | None = None
         self._saved: dict[int, int] = {}
@@ -29,8 +30,8 @@ class RunControl:
             self._last = self._begun
 
     def saved(self, step: int) -> bool:
-        """A pool has written its part of a checkpoint; whether it was the last part."""
+        """A part of a checkpoint is written; whether it was the last part."""
         parts = self._saved.pop(step, 0) + 1
-        if parts < self._savers:
+        if parts < self._parts:
             self._saved[step] = parts
-        return parts >= self._savers
+        return parts >= self._parts

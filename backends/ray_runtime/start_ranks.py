@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlflow.backends.ray_runtime.deliveries import stale_samplers
 from rlflow.backends.ray_runtime.dist_queue.client import start_queue
 from rlflow.backends.ray_runtime.dist_queue.edges import edge_of
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
@@ -32,6 +33,8 @@ class StartSettings(Protocol):
     def run_dir(self) -> Path: ...
     @property
     def seed(self) -> int | None: ...
+    @property
+    def keep(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     """One actor per rank, pool after pool in rank order, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
-    savers = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
-    control = ray.remote(**_QUIET)(RunControl).remote(max(savers, 1)) if len(pools) > 1 else None
+    control = ray.remote(**_QUIET)(RunControl).remote(max(_parts(plan), 1)) if len(pools) > 1 else None
     threads = max(1, (os.cpu_count() or 1) // sum(sizes.values()))
     remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
@@ -94,6 +96,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
                 deadline_s=plan.collective_timeout_s,
                 queues={q.id: queues[q.id] for q in plan.queues if pool.name in (q.source, q.target)},
                 control=control,
+                keep=settings.keep,
             )
             strategy = PlacementGroupSchedulingStrategy(
                 group.group, placement_group_bundle_index=group.bundle_of[place.host]
@@ -102,6 +105,12 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             actor = remote.options(**options).remote(rank_settings)
             ranks.append(StartedRank(pool.name, place.rank, actor))
     return Started(ranks, [actor for actors in queues.values() for actor in actors], control)
+
+
+def _parts(plan: Plan) -> int:
+    """Parts of a checkpoint: of every pool that trains, and of every pool that samples ahead of training."""
+    trains = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
+    return trains + sum(bool(stale_samplers(plan, program.pool)) for program in plan.programs)
 
 
 def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> list[Any]:

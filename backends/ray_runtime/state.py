@@ -27,6 +27,8 @@ from rlflow.backends.ray_runtime.published import PublishCheck
 from rlflow.backends.ray_runtime.reshard_links import Tensors
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
+from rlflow.backends.ray_runtime.saving.ahead import Ahead
+from rlflow.backends.ray_runtime.saving.owned import Owned
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.backends.ray_runtime.weight_channel import WeightChannel
 from rlflow.backends.ray_runtime.world import World
@@ -110,9 +112,13 @@ class RankState:
     """Of the data sets of all pools."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
+    ahead: Ahead = field(init=False)
+    owned: dict[str, Owned] = field(default_factory=dict)
+    """What else of this pool goes into a checkpoint, by name."""
 
     def __post_init__(self) -> None:
         self.all = World(self.pool, self.rank, {self.pool: self.world}, group=self.group)
+        self.ahead = Ahead.of(self.plan, self.pool)
 
     def join(self, world: World) -> None:
         """Take part in a run of several ranks, whose groups are connected."""

@@ -39,10 +39,10 @@ class WeightChannel:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, done: int, last: int) -> None:
-        """A run of the steps done + 1 to last begins."""
+    def start(self, done: int, last: int, more: bool = False) -> None:
+        """A run of the steps done + 1 to last begins; `more`: it ends with the samples of the steps ahead."""
         self.version = done
-        self._planned = self.reading.versions(done, last)
+        self._planned = self.reading.versions(done, last, more)
         if self.between_pools and self.links.sends:
             self._thread = threading.Thread(target=self._serve, name=f"weights of {self.model}", daemon=True)
             self._thread.start()

@@ -104,6 +104,8 @@ CODES: Final[dict[str, str]] = {
     "RLF5065": "queue-died",
     "RLF5066": "queue-misuse",
     "RLF5067": "producer-failed",
+    "RLF5045": "damaged-checkpoint",
+    "RLF5046": "other-checkpoint",
     # 9xxx internal
     "RLF9001": "internal-error",
 }

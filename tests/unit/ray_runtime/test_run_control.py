@@ -6,7 +6,7 @@ from rlflow.backends.ray_runtime.run_control import RunControl
 
 
 def test_all_pools_end_after_the_same_step() -> None:
-    control = RunControl(savers=2)
+    control = RunControl(parts=2)
     assert control.begin(1)
     assert control.begin(2), "the pool that is ahead"
     control.stop()
