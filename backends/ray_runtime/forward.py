@@ -38,7 +38,11 @@ def response_hidden(model: Any, compute: Compute, micro: MicroBatch) -> torch.Te
         beside = packed_inputs(micro, model.device)
         ids = micro.ids.to(model.device)
         hidden = model.get_decoder()(input_ids=ids, use_cache=False, **beside).last_hidden_state
-    return hidden.flatten(0, 1)[micro.read.to(model.device)]
+    read = micro.read.to(model.device)
+    if micro.families is None:
+        return hidden.flatten(0, 1)[read]
+    # Positions repeat; the gradient of this selection is summed in one order, that of [read] in any.
+    return hidden.flatten(0, 1).index_select(0, read)
 
 
 def hidden_log_probs(

@@ -38,11 +38,11 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
         shard_weights(forward, loaded.model.get_decoder(), mesh, set(head))
         forward.own_outputs = True
         sharded.refresh()
+    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
     if is_whole(mesh):
         leaves = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
-        return Parts(sharded, Executor(forward), Updates(leaves))
+        return Parts(sharded, Executor(forward, shares=packs), Updates(leaves))
     multiple = mesh.layout.tp if mesh.layout.sp else 1
-    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
     if packs:
         allow_packed(loaded.model.get_decoder())
     executor: Executor
