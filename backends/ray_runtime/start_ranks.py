@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,7 +79,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
     control = ray.remote(**_QUIET)(RunControl).remote(max(_parts(plan), 1)) if len(pools) > 1 else None
-    threads = max(1, (os.cpu_count() or 1) // sum(sizes.values()))
+    threads = threads_of(sum(sizes.values()), os.environ)
     remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
     for pool in pools:
@@ -111,6 +112,13 @@ def _parts(plan: Plan) -> int:
     """Parts of a checkpoint: of every pool that trains, and of every pool that samples ahead of training."""
     trains = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
     return trains + sum(bool(stale_samplers(plan, program.pool)) for program in plan.programs)
+
+
+def threads_of(ranks: int, environment: Mapping[str, str]) -> int:
+    """Threads of a rank's tensor operations: OMP_NUM_THREADS where it is a number, else the machine's cores shared
+    out evenly."""
+    wanted = environment.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) else max(1, (os.cpu_count() or 1) // ranks)
 
 
 def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> list[Any]:

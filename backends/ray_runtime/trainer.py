@@ -29,7 +29,7 @@ from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, me
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Behaviour, Dpo, Entropy, Train, TruncatedIs, ValueClip
 
-_LOGITS_LIMIT = 1 << 26
+_LOGITS_LIMIT = 1 << 27
 """Logits computed at once. Beyond it the head runs in chunks, whose logits backward computes again."""
 _DEFAULT_BUDGET = 16384
 

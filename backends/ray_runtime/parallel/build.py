@@ -38,12 +38,12 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
         shard_weights(forward, loaded.model.get_decoder(), mesh, set(head))
         forward.own_outputs = True
         sharded.refresh()
+    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
     if is_whole(mesh):
         leaves = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
         leaves |= {f"{CRITIC}.{number}": p for number, p in enumerate(head)}
-        return Parts(sharded, Executor(forward), Updates(leaves))
+        return Parts(sharded, Executor(forward, shares=packs), Updates(leaves))
     multiple = mesh.layout.tp if mesh.layout.sp else 1
-    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
     if packs:
         allow_packed(loaded.model.get_decoder())
     executor: Executor
