@@ -178,8 +178,9 @@ class _Faulty(ReshardLinks):
     """One bit of an element changes on the way."""
 
     def _isend(self, buffer: torch.Tensor, peer: int) -> dist.Work:
-        buffer[len(buffer) // 2] ^= 4
-        return super()._isend(buffer, peer)
+        changed = buffer.clone()
+        changed[len(changed) // 2] ^= 4
+        return super()._isend(changed, peer)
 
 
 def refused(versions: tuple[int, int], faulty: bool) -> tuple[str, str] | None:
