@@ -18,9 +18,11 @@ from rlflow.cluster.spec import LOCAL
 from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import changed_sources
+from rlflow.run_rows import drop_torn_line, forget_after, read_rows, recorded_step
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
+    from rlflow.backends.ray_runtime.restarts import Restart
     from rlflow.backends.visualizers.progress import Progress
     from rlflow.plan import Plan
 
@@ -36,6 +38,8 @@ class RunRequest:
     seed: int | None = None
     resume: bool = False
     address: str | None = None
+    restarts: int | None = None
+    """How often the run is started again after a process died; None = as often as is usual."""
 
 
 class RunFolderError(Exception):
@@ -92,6 +96,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
     """Run, with everything recorded in the run folder, whatever the end. Raises RunFailure, KeyboardInterrupt."""
     try:
         from rlflow.backends.ray_runtime.launcher import RunSettings, run_plan
+        from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS
     except ImportError as error:
         raise RunFailure(
             "RLF5012",
@@ -106,7 +111,13 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         (request.run_dir / "plan.json").write_text(request.plan.to_json(), "utf-8")
     record = _Record(request, progress)
     settings = RunSettings(
-        request.base_dir, request.run_dir, request.steps, request.seed, request.resume, request.address
+        request.base_dir,
+        request.run_dir,
+        request.steps,
+        request.seed,
+        request.resume,
+        request.address,
+        DEFAULT_RESTARTS if request.restarts is None else request.restarts,
     )
     try:
         try:
@@ -140,10 +151,11 @@ class _Record:
         self._progress = progress
         self._metrics_path = request.run_dir / "metrics.jsonl"
         if request.resume:
-            _drop_torn_line(self._metrics_path)
+            drop_torn_line(self._metrics_path)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
         self._started = time.time()
         self._facts: dict[str, Any] = {}
+        self._restarts: list[dict[str, Any]] = []
         write_run_json(request, "running", self._started, self._facts)
 
     def observer(self) -> RunObserver:
@@ -156,7 +168,7 @@ class _Record:
                 record._progress.phase(text)
 
             def ready(self, facts: dict[str, Any], total_steps: int, first_step: int) -> None:
-                record._facts = facts | {"total_steps": total_steps}
+                record._facts = facts | {"total_steps": total_steps, "restarts": record._restarts}
                 write_run_json(record._request, "running", record._started, record._facts)
                 record._progress.total_steps = total_steps
                 record._truncate(first_step - 1)
@@ -177,6 +189,17 @@ class _Record:
             def message(self, text: str) -> None:
                 record._progress.message(text)
 
+            def restarting(self, restart: Restart) -> None:
+                record._restarts.append(restart.row())
+                record._facts["restarts"] = record._restarts
+                write_run_json(record._request, "running", record._started, record._facts)
+                for line in restart.sentence().splitlines():
+                    record._progress.message(line)
+
+            def recorded(self) -> int | None:
+                last = record._facts.get("total_steps") if record._request.steps is None else record._request.steps
+                return recorded_step(record._request.plan, record._metrics_path, last)
+
         return Observer()
 
     def _row(self, step: int, data: dict[str, float]) -> None:
@@ -184,17 +207,12 @@ class _Record:
         self._metrics.flush()
 
     def _truncate(self, done: int) -> None:
-        """On resume, forget steps after the checkpoint: they will run again."""
-        if not self._request.resume:
+        """Forget the steps after the checkpoint, which will run again; 0 = all, evaluations before the first too."""
+        if not self._request.resume and not self._restarts:
             return
         self._metrics.close()
-        rows = [row for row in read_metrics(self._metrics_path) if row["step"] <= done]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        building = self._metrics_path.with_suffix(".partial")
-        building.write_text(text, "utf-8")
-        building.replace(self._metrics_path)
+        forget_after(self._request.run_dir, done)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
-        _truncate_trace(self._request.run_dir, done)
 
     def close(self, status: str) -> None:
         self._metrics.close()
@@ -228,37 +246,9 @@ def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
                 continue  # a line torn by a crash
 
 
-def _truncate_trace(run_dir: Path, done: int) -> None:
-    for path in (run_dir / "trace").glob("*.jsonl"):
-        kept = []
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= done:
-                    kept.append(line + "\n")
-            except ValueError:
-                continue
-        path.write_text("".join(kept), "utf-8")
-
-
-def _drop_torn_line(path: Path) -> None:
-    """A crash may leave half a line at the end; what is appended must start on a new one."""
-    if path.is_file():
-        raw = path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if whole != raw:
-            path.write_bytes(whole)
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Rows {"step": n, "data": {...}} of a metrics.jsonl; lines torn by a crash are left out."""
-    rows = []
-    if path.is_file():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
-    return rows
+    return read_rows(path)
 
 
 def read_run_json(run_dir: Path) -> dict[str, Any]:
@@ -288,5 +278,6 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "versions": versions,
         "data": facts.get("data", {}),
         "parameters": facts.get("parameters", {}),
+        "restarts": facts.get("restarts", []),
     }
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -88,6 +88,10 @@ class QueueActor:
         """One line about what is there and who waits."""
         return self._state.describe()
 
+    async def ended(self) -> None:
+        """Never returns: who holds the reference hears of the actor's death."""
+        await asyncio.Event().wait()
+
     async def _until(self, ready: Callable[[], bool]) -> bool:
         """Whether `ready` became true within the deadline. Holds the lock when it looks."""
         try:

@@ -32,8 +32,13 @@ def latest_step(folder: Path) -> int | None:
 
 def older_hint(folder: Path, broken: int | None) -> str:
     """What to do about a broken checkpoint: go back to the newest other one, when there is one."""
-    found = [path.parent.name.removeprefix("global_step_") for path in folder.glob(f"global_step_*/{STATE}")]
-    steps = sorted(int(step) for step in found if step.isdigit() and int(step) != broken)
+    steps = [step for step in whole_steps(folder) if step != broken]
     if not steps:
         return "start the run anew in another folder: there is no other checkpoint"
     return f"write {steps[-1]} into `{folder / LATEST}` to go on from the checkpoint of step {steps[-1]}"
+
+
+def whole_steps(folder: Path) -> list[int]:
+    """The steps of all checkpoints that are there, the oldest first."""
+    found = [path.parent.name.removeprefix("global_step_") for path in folder.glob(f"global_step_*/{STATE}")]
+    return sorted(int(step) for step in found if step.isdigit())

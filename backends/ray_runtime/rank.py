@@ -21,6 +21,7 @@ from rlflow.backends.ray_runtime.devices.device import open_device
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
+from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.rank_actor import RankSettings
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.state import RankState
@@ -32,8 +33,9 @@ from rlflow.plan import Evaluation, Plan, Program, SaveCheckpoint
 class Rank:
     """States: new -> join -> load(part)... -> ready -> run -> ended. `request_stop` comes from another thread."""
 
-    def __init__(self, settings: RankSettings) -> None:
+    def __init__(self, settings: RankSettings, place: PlaceNote) -> None:
         self._settings = settings
+        self._place = place
         self._run_dir = Path(settings.run_dir)
         torch.set_num_threads(settings.threads)
         plan = Plan.from_json(settings.plan_json)
@@ -100,6 +102,7 @@ class Rank:
         self._state.rewards = rewards
         self._state.fingerprints = data
         try:
+            self._place.begin()
             yield from self._run(done, last)
         except RunFailure as failure:
             yield failure
@@ -111,7 +114,7 @@ class Rank:
             self._state.all.leave()
 
     def _run(self, done: int, last: int) -> Iterator[dict[str, Any]]:
-        self._interpreter = Interpreter(self._state, self._save)
+        self._interpreter = Interpreter(self._state, self._save, self._place)
         step = done
         for channel in self._state.channels.values():
             channel.start(done, last)

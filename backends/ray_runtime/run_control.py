@@ -6,6 +6,8 @@ step that any pool has begun, and the others go on to it.
 
 from __future__ import annotations
 
+import threading
+
 
 class RunControl:
     """An actor with one call per pool and step."""
@@ -32,3 +34,7 @@ class RunControl:
         """A pool has written its part of a checkpoint; whether it was the last part."""
         self._saved[step] = self._saved.get(step, 0) + 1
         return self._saved[step] % self._savers == 0
+
+    def ended(self) -> None:
+        """Never returns (in the concurrency group `watch`): who holds the reference hears of the actor's death."""
+        threading.Event().wait()

@@ -32,11 +32,12 @@ class StartSettings(Protocol):
 
 @dataclass(frozen=True)
 class StartedRank:
-    """`rank` counts in its pool."""
+    """`rank` counts in its pool; `identity` is on its way."""
 
     pool: str
     rank: int
     actor: Any
+    identity: Any = None
 
     def __str__(self) -> str:
         return f"rank {self.rank} of pool `{self.pool}`"
@@ -47,9 +48,19 @@ class Started:
     """The actors of a run."""
 
     ranks: list[StartedRank]
-    queues: list[Any]
+    queues: dict[str, Any]
+    """By the queue's id"""
     control: Any
     """What the pools agree through; None for one pool."""
+
+    @property
+    def actors(self) -> list[Any]:
+        return [rank.actor for rank in self.ranks] + self.others
+
+    @property
+    def others(self) -> list[Any]:
+        """The actors that are no ranks."""
+        return [*self.queues.values(), *([] if self.control is None else [self.control])]
 
 
 def runnable_pools(plan: Plan) -> list[Pool]:
@@ -71,7 +82,9 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
     savers = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
-    control = ray.remote(num_cpus=0)(RunControl).remote(max(savers, 1)) if len(pools) > 1 else None
+    control = None
+    if len(pools) > 1:
+        control = ray.remote(num_cpus=0, concurrency_groups={"watch": 1})(RunControl).remote(max(savers, 1))
     threads = max(1, (os.cpu_count() or 1) // sum(sizes.values()))
     remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
@@ -96,8 +109,9 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             )
             options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(rank_settings)
-            ranks.append(StartedRank(pool.name, place.rank, actor))
-    return Started(ranks, list(queues.values()), control)
+            identity = actor.identity.options(concurrency_group="control").remote()
+            ranks.append(StartedRank(pool.name, place.rank, actor, identity))
+    return Started(ranks, queues, control)
 
 
 def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:
