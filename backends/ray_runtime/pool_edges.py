@@ -18,6 +18,7 @@ from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.batch_queue import readers_of
 from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, regrouped, split
 from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame
+from rlflow.backends.ray_runtime.waiting import ANSWER_GRACE_S, answer, waited
 from rlflow.backends.ray_runtime.wire import Message, joined, packed_message
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -75,7 +76,7 @@ class PoolEdges:
         origin = None if layout is not None else frame.splits.get(rows_root(self.plan, instruction.stage))
         facts = pickle.dumps(Sent(layout, origin, dict(self.cursors)))
         sent = (facts, [ray.put(message)])  # in a list, so that it stays a reference on its way
-        problem = ray.get(self.world.queues[queue.id].put.remote(self.world.rank, number, sent))
+        problem = self._answer(queue, self.world.queues[queue.id].put.remote(self.world.rank, number, sent))
         if problem:
             raise self._late(queue, problem)
         return message.nbytes
@@ -122,7 +123,7 @@ class PoolEdges:
     def _read(self, queue: Queue, reader: int, size: int, number: int, known: list[Split] | None) -> list[Any]:
         """For every rank of the block: its columns, number of rows, how the batch is split, and cursors."""
         actor = self.world.queues[queue.id]
-        taken = ray.get(actor.take.remote(reader))
+        taken = self._answer(queue, actor.take.remote(reader))
         if isinstance(taken, str):
             raise self._late(queue, taken)
         parts: list[Sent] = [pickle.loads(facts) for facts, _ in taken]
@@ -140,7 +141,9 @@ class PoolEdges:
         assert cut is not None
         own = cut[reader * size : (reader + 1) * size]
         needed = {part for one in own for part, _, _ in one.segments} or {0}
-        fetched = ray.get([taken[part][1][0] for part in sorted(needed)])
+        references = [taken[part][1][0] for part in sorted(needed)]
+        limit = self.world.timeout.total_seconds()
+        fetched = answer(references, limit, str(self.world), f"rows in the object store, of the queue `{queue.id}`")
         messages: list[Message | None] = [None] * len(parts)
         for place, message in zip(sorted(needed), fetched, strict=True):
             messages[place] = message
@@ -158,7 +161,7 @@ class PoolEdges:
                 if one.renumbered:
                     columns.pop("round", None)
             found.append((columns, Rows(rows, one.share, bool(layouts)), cut, cursors))
-        ray.get(actor.done.remote(reader, number))
+        self._answer(queue, actor.done.remote(reader, number))
         return found
 
     def _queue(self, name: str) -> Queue:
@@ -168,13 +171,13 @@ class PoolEdges:
         """Readers of a batch: as many as the plan says, where these are blocks of equal size."""
         return readers_of(queue, self.world.size)
 
+    def _answer(self, queue: Queue, ref: Any) -> Any:
+        """Of the queue's actor, which keeps the limit itself and says how things are."""
+        limit = self.world.timeout.total_seconds() + ANSWER_GRACE_S
+        return answer(ref, limit, str(self.world), f"an answer of the queue `{queue.id}`")
+
     def _late(self, queue: Queue, problem: str) -> RunFailure:
-        return RunFailure(
-            "RLF5019",
-            f"rank {self.world.rank} of pool `{self.world.pool}` waited {self.world.timeout.total_seconds():g} s for "
-            f"the queue `{queue.id}`",
-            notes=(problem,),
-        )
+        return waited(str(self.world), self.world.timeout.total_seconds(), f"the queue `{queue.id}`", problem)
 
 
 @dataclass(frozen=True)

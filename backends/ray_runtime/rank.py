@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 import torch.distributed as dist
 
@@ -25,6 +24,7 @@ from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.rank_actor import RankSettings
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.waiting import answer
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Evaluation, Plan, Program, SaveCheckpoint
@@ -187,17 +187,21 @@ class Rank:
     def _is_last_part(self, step: int) -> bool:
         """Whether all pools that train have written their part of a checkpoint."""
         control = self._settings.control
-        return control is None or bool(ray.get(control.saved.remote(step)))
+        return control is None or bool(self._agreed(control.saved.remote(step)))
 
     def _may_begin(self, step: int) -> bool:
         """Whether the run goes on with this step: the same answer on all ranks of all pools."""
         control = self._settings.control
         if control is None:
             return not self._agreed_to_stop()
-        answer = [ray.get(control.begin.remote(step)) if self._settings.rank == 0 else None]
+        answer = [self._agreed(control.begin.remote(step)) if self._settings.rank == 0 else None]
         if self._state.group is not None:
             dist.broadcast_object_list(answer, group=self._state.group, group_src=0)
         return bool(answer[0])
+
+    def _agreed(self, ref: Any) -> Any:
+        limit = self._settings.deadline_s
+        return answer(ref, limit, str(self._state.all), "what the pools agree through (after which step to stop)")
 
     def _agreed_to_stop(self) -> bool:
         """Whether any rank was asked to stop: all leave after the same step."""
