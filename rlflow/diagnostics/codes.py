@@ -97,6 +97,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5050": "rank-hangs",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
