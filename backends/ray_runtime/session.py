@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlflow.backends.ray_runtime.connect import INIT_ERRORS, connect
 from rlflow.device_rules import RAY_RESOURCE
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Pool
@@ -108,14 +109,14 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
             "configure_logging": False,
         }
     try:
-        try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise RunFailure(
-                "RLF5008",
-                f"cannot connect to Ray at `{address}`" if address else "Ray does not start on this machine",
-                notes=(f"{type(error).__name__}: {error}",),
-            ) from None
+        if address:
+            connect(address, options)
+        else:
+            try:
+                ray.init(**options)
+            except (*INIT_ERRORS, ray.exceptions.RayError) as error:
+                notes = (f"{type(error).__name__}: {error}",)
+                raise RunFailure("RLF5008", "Ray does not start on this machine", notes=notes) from None
         yield
     finally:
         ray.shutdown()
