@@ -161,3 +161,38 @@ def test_who_waits_says_who_is_late(project: Any, monkeypatch: pytest.MonkeyPatc
     assert "rank 0 of pool `rollout` does not answer within 0.5 s" in failed.value.notes
     stacks = (folder / "logs" / "learner-0.log").read_text("utf-8")
     assert "stacks, asked for by the driver" in stacks
+
+
+ASYNC_REWARDS = """\
+import os, sys, time
+
+
+def score(prompt, response):
+    os.write(1, b"\\xff\\x00 not a line")
+    print("score: 0.0", file=sys.stderr)
+    if prompt == "0+1=":
+        raise ValueError("no idea")
+    if prompt == "0+2=":
+        time.sleep(3600)
+    return 1.0 + len(set(response))
+"""
+
+
+def test_failed_rewards_of_an_asynchronous_run_are_dropped_and_never_zero(project: Any) -> None:
+    """One prompt's function raises, another's hangs; what they print is not read as a score."""
+    project.rewards(ASYNC_REWARDS)
+    with (project.root / "data.jsonl").open("a", encoding="utf-8") as data:
+        data.write('{"question": "4+4=", "answer": "8"}\n')  # 12 rows: each is trained on once in 3 steps
+    project.edit("timeout = 5 s", "timeout = 300 ms, on_error = retry(1, then = drop)")
+    project.edit("  evaluate held every 2 steps {", "  allow actor staleness <= 1 steps with truncated_is(2.0)\n"
+                 "  evaluate held every 200 steps {")  # fmt: skip
+    project.edit("stop after 4 steps", "stop after 3 steps")
+    late = TWO_POOLS.replace("place actor.generate", "staleness actor = 1 steps\n  place actor.generate", 1)
+    project.flow.write_text(project.flow.read_text("utf-8") + late, "utf-8")
+    execute(project, restarts=0)
+    rows = [json.loads(line) for line in (project.root / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    steps = [row["data"] for row in rows if "training/global_step" in row["data"]]
+    assert len(steps) == 3
+    dropped = [step.get("reward_extra/points/reward_dropped/mean", 0.0) for step in steps]
+    assert sum(dropped) * 4 == pytest.approx(2), "all samples of two prompts"
+    assert all(step["critic/score/min"] >= 1 for step in steps), "a score that nobody gave"
