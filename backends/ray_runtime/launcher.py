@@ -145,7 +145,7 @@ class _Watch:
         if started.control is not None:
             ended = started.control.ended.options(concurrency_group="watch").remote()
             self._others[ended] = "what the pools agree through"
-        self._watchdog = Watchdog(ranks, limit_s)
+        self._watchdog = Watchdog(ranks, limit_s, started.queues)
         self._reached = dict.fromkeys((rank.pool for rank in ranks), 0)
         """Pool to the steps that it has reported."""
         self._failed_in = ""

@@ -8,7 +8,8 @@ the driver looks for one whose thread has not computed at all for longer than th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ray
 
@@ -23,10 +24,10 @@ _SHOWN = 4
 
 
 class Watchdog:
-    """`limit_s`: of every wait between ranks. `heard` at every report; `check` as often as you like."""
+    """`limit_s`: of every wait between ranks; `queues`: their actors by id. Tell it of every report by `heard`."""
 
-    def __init__(self, ranks: Sequence[StartedRank], limit_s: float) -> None:
-        self._ranks, self._limit = list(ranks), limit_s
+    def __init__(self, ranks: Sequence[StartedRank], limit_s: float, queues: Mapping[str, Any] | None = None) -> None:
+        self._ranks, self._limit, self._queues = list(ranks), limit_s, queues or {}
         self._margin = min(60.0, limit_s)
         """After the limit, so that ranks that wait for each other say so first."""
         self._last = self._asked = time.monotonic()
@@ -74,9 +75,10 @@ class Watchdog:
         return found
 
     def blame(self, failure: RunFailure) -> RunFailure:
-        """A failure of a rank that waited too long, with where the others are, those behind first."""
+        """A failure of a rank that waited too long, with where the others are, those behind first, and all queues."""
         places = self.places(dump=True)
-        return with_notes(failure, *self._sentences(places), "the stacks of all ranks are in their logs")
+        stacks = "the stacks of the ranks that answer are in their logs"
+        return with_notes(failure, *self._sentences(places), *self._dump(), stacks)
 
     def _told(self, stuck: dict[int, Place | None], quiet_s: float) -> RunFailure:
         self.places(dump=True)
@@ -84,9 +86,21 @@ class Watchdog:
         return RunFailure(
             "RLF5050",
             f"{names} hang{'s' * (len(stuck) == 1)}: nothing was reported for {quiet_s:.0f} s",
-            notes=("the stacks of the ranks that answer are in their logs", *self._sentences(stuck)),
+            notes=("the stacks of the ranks that answer are in their logs", *self._dump(), *self._sentences(stuck)),
             help=(f"a wait between ranks of this plan may last {self._limit:g} s",),
         )
+
+    def _dump(self) -> list[str]:
+        """How all queues are."""
+        refs = {actor.describe.remote(): name for name, actor in self._queues.items()}
+        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=ANSWER_S) if refs else ([], [])
+        found = dict.fromkeys(self._queues, "does not answer")
+        for ref in done:
+            try:
+                found[refs[ref]] = ray.get(ref)
+            except ray.exceptions.RayError:
+                found[refs[ref]] = "its process is gone"
+        return [f"queue `{name}`: {how}" for name, how in found.items()]
 
     def _sentences(self, places: dict[int, Place | None]) -> list[str]:
         def order(index: int) -> tuple[int, float]:

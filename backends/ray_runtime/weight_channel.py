@@ -111,7 +111,7 @@ class WeightChannel:
         edge = f"from pool `{self.reshard.source}` to pool `{self.reshard.target}`"
         return RunFailure(
             "RLF5019",
-            f"weights of `{self.reshard.model}` did not leave {edge} within {self._limit_s:g} s",
+            f"weights of `{self.reshard.model}` did not get {edge} within {self._limit_s:g} s",
             notes=(why,),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -159,6 +160,8 @@ def test_who_waits_says_who_is_late(project: Any, monkeypatch: pytest.MonkeyPatc
     assert failed.value.code == "RLF5019"
     assert "of pool `learner` waited 3 s for the queue" in failed.value.message
     assert "rank 0 of pool `rollout` does not answer within 0.5 s" in failed.value.notes
+    queues = [note for note in failed.value.notes if note.startswith("queue `")]
+    assert any(re.search(r"0 of \d places, .* could take 0; open producers: rank 0", note) for note in queues), queues
     stacks = (folder / "logs" / "learner-0.log").read_text("utf-8")
     assert "stacks, asked for by the driver" in stacks
 
