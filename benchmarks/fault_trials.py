@@ -292,7 +292,7 @@ def main() -> None:
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     drawn = random.Random(given.seed)
     failed = Counter[str]()
     with tempfile.TemporaryDirectory() as temporary:

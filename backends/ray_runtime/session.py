@@ -104,6 +104,7 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
     else:
         # A pool of several ranks on this machine shares its cores, so Ray is told of as many CPUs as ranks.
         options |= {
+            "address": "local",  # and not one that somebody has started on this machine
             "num_cpus": max(os.cpu_count() or 1, min_cpus),
             "include_dashboard": False,
             "configure_logging": False,
