@@ -18,7 +18,7 @@ from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS, Restart, Rest
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
 from rlflow.backends.ray_runtime.teardown import END_S, death_facts, ended_on_failure, wait_until_gone
-from rlflow.backends.ray_runtime.watchdog import Watchdog
+from rlflow.backends.ray_runtime.watchdog import Watchdog, patient_instructions
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan
 
@@ -108,7 +108,7 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
             observer.phase("placing the ranks")
             with reserved(pools, RETURN_DEADLINE_S if restarts.number else None) as group:
                 started = start_ranks(plan, pools, group, settings)
-                watch = _Watch(started, settings, observer, interrupts, plan.collective_timeout_s)
+                watch = _Watch(started, settings, observer, interrupts, plan)
                 try:
                     with ended_on_failure(started):
                         return watch.run(resume_step)
@@ -135,7 +135,7 @@ class _Watch:
         settings: RunSettings,
         observer: RunObserver,
         interrupts: Interrupts,
-        limit_s: float,
+        plan: Plan,
     ) -> None:
         ranks = self._started = started.ranks
         self._ranks = [rank.actor for rank in ranks]
@@ -145,7 +145,7 @@ class _Watch:
         if started.control is not None:
             ended = started.control.ended.options(concurrency_group="watch").remote()
             self._others[ended] = "what the pools agree through"
-        self._watchdog = Watchdog(ranks, limit_s, started.queues)
+        self._watchdog = Watchdog(ranks, plan.collective_timeout_s, started.queues, patient_instructions(plan))
         self._reached = dict.fromkeys((rank.pool for rank in ranks), 0)
         """Pool to the steps that it has reported."""
         self._failed_in = ""

@@ -17,6 +17,8 @@ from rlflow.backends.ray_runtime.failures import with_notes
 from rlflow.backends.ray_runtime.place import Place
 from rlflow.backends.ray_runtime.start_ranks import StartedRank
 from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.ops import Score
+from rlflow.plan import Plan
 
 ANSWER_S = 10.0
 """For a rank to say where it is: a thread of its own does."""
@@ -24,10 +26,17 @@ _SHOWN = 4
 
 
 class Watchdog:
-    """`limit_s`: of every wait between ranks; `queues`: their actors by id. Tell it of every report by `heard`."""
+    """`limit_s`: of every wait between ranks; `queues`: their actors by id; `patient`: instructions that may take longer,
+    see `patient_instructions`. Tell it of every report by `heard`."""
 
-    def __init__(self, ranks: Sequence[StartedRank], limit_s: float, queues: Mapping[str, Any] | None = None) -> None:
-        self._ranks, self._limit, self._queues = list(ranks), limit_s, queues or {}
+    def __init__(
+        self,
+        ranks: Sequence[StartedRank],
+        limit_s: float,
+        queues: Mapping[str, Any] | None = None,
+        patient: frozenset[str] = frozenset(),
+    ) -> None:
+        self._ranks, self._limit, self._queues, self._patient = list(ranks), limit_s, queues or {}, patient
         self._margin = min(60.0, limit_s)
         """After the limit, so that ranks that wait for each other say so first."""
         self._last = self._asked = time.monotonic()
@@ -52,8 +61,8 @@ class Watchdog:
             state = (-1, "", None) if place is None else (place.step, place.instruction, place.cpu_s)
             before, since = self._still.get(index, (None, now))
             self._still[index] = (state, since if state == before else now)
-            computes = place is not None and place.cpu_s is None
-            if not computes and now - self._still[index][1] > self._limit / 2 + self._margin:
+            fine = place is not None and (place.cpu_s is None or place.instruction in self._patient)
+            if not fine and now - self._still[index][1] > self._limit / 2 + self._margin:
                 stuck[index] = place
         if not stuck:
             return None
@@ -114,3 +123,14 @@ class Watchdog:
             said = f"does not answer within {ANSWER_S:g} s" if place is None else f"is {place.sentence()}"
             shown.append(f"{self._ranks[index]} {said}")
         return shown + [f"and {len(ranked) - _SHOWN} further ranks"] * (len(ranked) > _SHOWN)
+
+
+def patient_instructions(plan: Plan) -> frozenset[str]:
+    """Instructions that wait for user code in other processes, which has deadlines of its own for every call: a reward
+    on many samples by few workers, an environment over many turns."""
+    slow = {s.id for s in plan.stages if isinstance(s.op, Score) or getattr(s.op, "environment", None)}
+    found = set()
+    for program in plan.programs:
+        for instructions in (program.step, *(evaluation.instructions for evaluation in program.evaluations)):
+            found |= {i.id for i in instructions if getattr(i, "stage", "") in slow}
+    return frozenset(found)

@@ -77,6 +77,17 @@ def test_during_the_run_the_second_one_ends(first: signal.Signals) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_during_a_restart_the_first_ctrl_c_ends() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:  # noqa: PT012
+        interrupts.finish_steps()
+        interrupts.start_up()
+        os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:  # noqa: PT012
+        interrupts.finish_steps()
+        os.kill(os.getpid(), signal.SIGINT)  # it asks for a clean stop, which the death of a process makes impossible
+        interrupts.start_up()
+
+
 def test_handlers_come_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interrupts() as interrupts:
