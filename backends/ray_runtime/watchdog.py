@@ -26,8 +26,8 @@ _SHOWN = 4
 
 
 class Watchdog:
-    """`limit_s`: of every wait between ranks; `queues`: their actors by id; `patient`: instructions that may take longer,
-    see `patient_instructions`. Tell it of every report by `heard`."""
+    """`limit_s`: of every wait between ranks; `queues`: their actors by id; `patient`: instructions that may last
+    longer, see `patient_instructions`. Tell it of every report by `heard`."""
 
     def __init__(
         self,
