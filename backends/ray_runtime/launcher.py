@@ -17,7 +17,7 @@ from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
 from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS, Restart, Restarts, step_to_resume
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
-from rlflow.backends.ray_runtime.teardown import END_S, death_facts, ended_on_failure, wait_until_gone
+from rlflow.backends.ray_runtime.teardown import END_S, death_facts, ended_with, wait_until_gone
 from rlflow.backends.ray_runtime.watchdog import Watchdog, patient_instructions
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan
@@ -110,7 +110,7 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
                 started = start_ranks(plan, pools, group, settings)
                 watch = _Watch(started, settings, observer, interrupts, plan)
                 try:
-                    with ended_on_failure(started):
+                    with ended_with(started):
                         return watch.run(resume_step)
                 except RunFailure as failure:
                     if watch.stopping:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -29,18 +30,20 @@ _FACTS_S = 2.0
 
 
 @contextlib.contextmanager
-def ended_on_failure(started: Started) -> Iterator[None]:
-    """Around a try: whatever ends it early ends its processes."""
+def ended_with(started: Started) -> Iterator[None]:
+    """Around a try: whatever ends it early ends its processes. After a good end the ranks end by themselves; the other
+    actors would stay as long as this process is connected to Ray, since a call that never returns is under way."""
     try:
         yield
     except BaseException:
-        kill_all(started)
+        _kill(started.actors)
         raise
+    _kill(started.others)
 
 
-def kill_all(started: Started) -> None:
-    """Kill every actor of a try, and do not wait."""
-    for actor in started.actors:
+def _kill(actors: list[Any]) -> None:
+    """Kill actors, and do not wait."""
+    for actor in actors:
         with contextlib.suppress(Exception):  # dead already, or Ray itself is gone
             ray.kill(actor)
 
