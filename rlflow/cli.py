@@ -246,6 +246,9 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
 @click.option("--device", type=click.Choice(["cpu", "npu"]), help="This machine's devices of that kind; default: cpu.")
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
+@click.option(
+    "--restarts", type=click.IntRange(min=0), help="How often to go on by itself after a process died; default: 3."
+)
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
 @click.option(
     "--log",
@@ -265,10 +268,12 @@ def run(
     address: str | None,
     device: str | None,
     allow_changed: bool,
+    restarts: int | None,
     plain: bool,
     log: tuple[str, ...],
 ) -> None:
     """Run a .rlflow file or a plan on Ray. Ctrl-C stops after the step in progress, with a checkpoint."""
+
     from rlflow import runs
     from rlflow.sinks.names import sink_names
 
@@ -278,6 +283,7 @@ def run(
         request = replace(request, keep=keep_checkpoints, log=targets)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
+    request = replace(request, restarts=restarts)
     from rich.console import Console
 
     from rlflow.backends.visualizers.progress import Progress

@@ -20,13 +20,15 @@ from rlflow.cluster.spec import LOCAL
 from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import changed_sources
-from rlflow.run_rows import drop_torn_line, json_lines, keep_lines
+from rlflow.run_record import forget_after, recorded_step
+from rlflow.run_rows import drop_torn_line, json_lines
 from rlflow.sinks.fan_out import CLOSE_S, Sinks
 from rlflow.sinks.names import sink_names
 from rlflow.sinks.sink import RunInfo
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
+    from rlflow.backends.ray_runtime.restarts import Restart
     from rlflow.backends.visualizers.progress import Progress
     from rlflow.plan import Plan
 
@@ -54,6 +56,8 @@ class RunRequest:
     log: tuple[str, ...] = ()
     """Where metrics go besides metrics.jsonl, by the names of `rlflow.sinks.names`."""
     keep: int | None = None
+    restarts: int | None = None
+    """How often the run is started again after a process died; None = as often as is usual."""
 
 
 class RunFolderError(Exception):
@@ -108,6 +112,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
     """Run, with everything recorded in the run folder, whatever the end. Raises RunFailure, KeyboardInterrupt."""
     try:
         from rlflow.backends.ray_runtime.launcher import RunSettings, run_plan
+        from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS
     except ImportError as error:
         raise RunFailure(
             "RLF5012",
@@ -130,6 +135,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         request.resume,
         keep=request.keep or 0,
         address=request.address,
+        restarts=DEFAULT_RESTARTS if request.restarts is None else request.restarts,
     )
     try:
         try:
@@ -181,6 +187,7 @@ class _Record:
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
         self._started = time.time()
         self._facts: dict[str, Any] = {}
+        self._restarts: list[dict[str, Any]] = []
         write_run_json(request, "running", self._started, self._facts)
         self._sinks = self._open_sinks()
 
@@ -213,7 +220,7 @@ class _Record:
                 record._progress.phase(text)
 
             def ready(self, facts: dict[str, Any], total_steps: int, first_step: int) -> None:
-                record._facts = facts | {"total_steps": total_steps}
+                record._facts = facts | {"total_steps": total_steps, "restarts": record._restarts}
                 write_run_json(record._request, "running", record._started, record._facts)
                 record._progress.total_steps = total_steps
                 record._truncate(first_step - 1)
@@ -238,6 +245,17 @@ class _Record:
             def message(self, text: str) -> None:
                 record._progress.message(text)
 
+            def restarting(self, restart: Restart) -> None:
+                record._restarts.append(restart.row())
+                record._facts["restarts"] = record._restarts
+                write_run_json(record._request, "running", record._started, record._facts)
+                for line in restart.sentence().splitlines():
+                    record._progress.message(line)
+
+            def recorded(self) -> int | None:
+                last = record._facts.get("total_steps") if record._request.steps is None else record._request.steps
+                return recorded_step(record._request.plan, record._metrics_path, last)
+
         return Observer()
 
     def _row(self, step: int, data: dict[str, float]) -> None:
@@ -252,14 +270,12 @@ class _Record:
             self._progress.message(f"warning[{failure.code}]: {failure.message}{words}; metrics.jsonl goes on")
 
     def _truncate(self, done: int) -> None:
-        """On resume, forget steps after the checkpoint: they will run again."""
-        if not self._request.resume:
+        """Forget the steps after the checkpoint, which will run again; 0 = all, evaluations before the first too."""
+        if not self._request.resume and not self._restarts:
             return
         self._metrics.close()
-        keep_lines(self._metrics_path, lambda row: row["step"] <= done)
+        forget_after(self._request.run_dir, done)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
-        for path in (self._request.run_dir / "trace").glob("*.jsonl"):
-            keep_lines(path, lambda event: event.get("step", done + 1) <= done)
 
     def close(self, status: str, sink_seconds: float = CLOSE_S) -> None:
         self._metrics.close()
@@ -338,6 +354,7 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "keep_checkpoints": request.keep or 0,
         "data": facts.get("data", {}),
         "parameters": facts.get("parameters", {}),
+        "restarts": facts.get("restarts", []),
         **({"log": list(request.log)} if request.log else {}),
     }
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -12,6 +12,7 @@ import numpy as np
 from rlflow.backends.ray_runtime.batch import Share
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
+from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.pool_edges import PoolEdges, rows_root
 from rlflow.backends.ray_runtime.residency import residency_of
 from rlflow.backends.ray_runtime.run_logs import doing
@@ -37,9 +38,10 @@ from rlflow.plan import (
 class Interpreter:
     """Executes instruction lists against a rank's state. `save` writes a checkpoint of the step it is given."""
 
-    def __init__(self, state: RankState, save: Callable[[int], None]) -> None:
+    def __init__(self, state: RankState, save: Callable[[int], None], place: PlaceNote | None = None) -> None:
         self._state = state
         self._save = save
+        self._place = place or PlaceNote()
         self._stages = {stage.id: stage for stage in state.plan.stages}
         self._edges = PoolEdges(state.plan, state.all, state.cursors)
         self._edges.connect()
@@ -70,6 +72,7 @@ class Interpreter:
             started = time.time()
             doing(f"step {step} {instruction.id}")
             stage_id = getattr(instruction, "stage", "")
+            self._place.at(step, instruction.id)
             tokens: int | None = None
             try:
                 if self.residency is not None:

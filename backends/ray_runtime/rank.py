@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 import torch.distributed as dist
 
@@ -29,12 +28,14 @@ from rlflow.backends.ray_runtime.devices.device import open_device
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
+from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.rank_actor import RankSettings
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.run_logs import doing, logger
 from rlflow.backends.ray_runtime.saving.ahead import rest
 from rlflow.backends.ray_runtime.saving.writer import Writer
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.waiting import answer
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Evaluation, Plan, Program, SaveCheckpoint
@@ -46,8 +47,9 @@ WRITE_GRACE_S = 60.0
 class Rank:
     """States: new -> join -> load(part)... -> ready -> run -> ended. `request_stop` comes from another thread."""
 
-    def __init__(self, settings: RankSettings) -> None:
+    def __init__(self, settings: RankSettings, place: PlaceNote) -> None:
         self._settings = settings
+        self._place = place
         self._run_dir = Path(settings.run_dir)
         torch.set_num_threads(settings.threads)
         plan = Plan.from_json(settings.plan_json)
@@ -122,6 +124,7 @@ class Rank:
         self._state.rewards = rewards
         self._state.fingerprints = data
         try:
+            self._place.begin()
             yield from self._run(done, last)
         except RunFailure as failure:
             self._writer.wait(WRITE_GRACE_S)
@@ -135,7 +138,7 @@ class Rank:
             self._state.all.leave()
 
     def _run(self, done: int, last: int) -> Iterator[dict[str, Any]]:
-        self._interpreter = Interpreter(self._state, lambda step: self._save(step, merged=step == last))
+        self._interpreter = Interpreter(self._state, lambda step: self._save(step, merged=step == last), self._place)
         step = done
         saves = save_every(self._state.plan) is not None
         for channel in self._state.channels.values():
@@ -216,10 +219,14 @@ class Rank:
         control = self._settings.control
         if control is None:
             return not self._agreed_to_stop()
-        answer = [ray.get(control.begin.remote(step)) if self._settings.rank == 0 else None]
+        answer = [self._agreed(control.begin.remote(step)) if self._settings.rank == 0 else None]
         if self._state.group is not None:
             dist.broadcast_object_list(answer, group=self._state.group, group_src=0)
         return bool(answer[0])
+
+    def _agreed(self, ref: Any) -> Any:
+        limit = self._settings.deadline_s
+        return answer(ref, limit, str(self._state.all), "what the pools agree through (after which step to stop)")
 
     def _agreed_to_stop(self) -> bool:
         """Whether any rank was asked to stop: all leave after the same step."""
@@ -286,7 +293,7 @@ class Rank:
         control = self._settings.control
 
         def is_last(step: int) -> bool:
-            return control is None or bool(ray.get(control.saved.remote(step)))
+            return control is None or bool(self._agreed(control.saved.remote(step)))
 
         def write() -> bool:
             return write_part(part, self._checkpoints, self._writing, is_last, self._settings.keep)

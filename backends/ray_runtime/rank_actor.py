@@ -3,7 +3,10 @@ must know the class, imports neither torch nor transformers."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlflow.backends.ray_runtime.failures import blame, guarded
+from rlflow.backends.ray_runtime.place import Identity, Place, PlaceNote
 from rlflow.backends.ray_runtime.run_logs import log_to, logger, rank_log, reward_log, told
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Score
@@ -51,13 +55,14 @@ class RankSettings:
 class RankActor:
     """States: new -> prepare, open_rewards (at the same time) -> join -> load(part)... -> resume -> run -> ended.
 
-    `open_rewards` and `request_stop` belong into the concurrency groups `rewards` and `control`. Failures are
-    returned, so that Ray adds nothing to them.
+    `open_rewards` belongs into the concurrency group `rewards`, `identity`, `where` and `request_stop` into `control`.
+    Failures are returned, so that Ray adds nothing to them.
     """
 
     def __init__(self, settings: RankSettings) -> None:
         self._settings = settings
         self._rank: Rank | None = None
+        self._place = PlaceNote()
         self._rewards: dict[str, RewardPool] = {}
         os.environ.update(settings.environment)
         self._log = rank_log(Path(settings.run_dir), settings.pool, settings.rank)
@@ -72,13 +77,25 @@ class RankActor:
             return None
         return told(failure, self._log)
 
+    def identity(self) -> Identity:
+        """Where this process is."""
+        return Identity(socket.gethostname(), ray.get_runtime_context().get_node_id(), os.getpid())
+
+    def where(self, dump: bool = False) -> Place:
+        """What the rank does now; `dump`: the stacks of all its threads go to its log."""
+        if dump:
+            sys.stderr.write(f"--- stacks, asked for by the driver at {time.strftime('%H:%M:%S')}\n")
+            sys.stderr.flush()
+            faulthandler.dump_traceback(2, all_threads=True)
+        return self._place.read()
+
     def prepare(self) -> RunFailure | None:
         """Import what a rank needs; takes seconds."""
 
         def build() -> None:
             from rlflow.backends.ray_runtime.rank import Rank
 
-            self._rank = Rank(self._settings)
+            self._rank = Rank(self._settings, self._place)
 
         return self._guarded("starting a rank", build)
 
@@ -93,8 +110,6 @@ class RankActor:
 
     def address(self) -> str:
         """host:port on which rank 0's group can be reached; the port is free now."""
-        import socket
-
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlflow.backends.ray_runtime.data_sources import describe
+from rlflow.backends.ray_runtime.failures import exit_reason
 from rlflow.backends.ray_runtime.reward_process import Loaded, RewardWorker
 from rlflow.backends.ray_runtime.rewards import (
     Attempt,
@@ -235,7 +235,7 @@ class RewardPool:
             "RLF5011",
             f"a worker of reward `{self._loaded.name}` died while scoring {where} {sample.index} "
             f"of the prompt with uid {sample.uid}",
-            notes=(describe(error),),
+            notes=(exit_reason(error),),
             help=("the reward's function may have crashed the process or used up the memory",),
         )
 

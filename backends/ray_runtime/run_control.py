@@ -6,6 +6,8 @@ step that any pool has begun, and the others go on to it.
 
 from __future__ import annotations
 
+import threading
+
 
 class RunControl:
     """An actor with one call per pool and step."""
@@ -35,3 +37,7 @@ class RunControl:
         if parts < self._parts:
             self._saved[step] = parts
         return parts >= self._parts
+
+    def ended(self) -> None:
+        """Never returns (in the concurrency group `watch`): who holds the reference hears of the actor's death."""
+        threading.Event().wait()

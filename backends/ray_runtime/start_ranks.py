@@ -40,11 +40,12 @@ class StartSettings(Protocol):
 
 @dataclass(frozen=True)
 class StartedRank:
-    """`rank` counts in its pool."""
+    """`rank` counts in its pool; `identity` is on its way."""
 
     pool: str
     rank: int
     actor: Any
+    identity: Any = None
 
     def __str__(self) -> str:
         return f"rank {self.rank} of pool `{self.pool}`"
@@ -55,9 +56,19 @@ class Started:
     """The actors of a run."""
 
     ranks: list[StartedRank]
-    queues: list[Any]
+    queues: dict[str, Any]
+    """By the queue's id"""
     control: Any
     """What the pools agree through; None for one pool."""
+
+    @property
+    def actors(self) -> list[Any]:
+        return [rank.actor for rank in self.ranks] + self.others
+
+    @property
+    def others(self) -> list[Any]:
+        """The actors that are no ranks."""
+        return [*self.queues.values(), *([] if self.control is None else [self.control])]
 
 
 def runnable_pools(plan: Plan) -> list[Pool]:
@@ -78,7 +89,9 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     """One actor per rank, pool after pool in rank order, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
-    control = ray.remote(**_QUIET)(RunControl).remote(max(_parts(plan), 1)) if len(pools) > 1 else None
+    control = None
+    if len(pools) > 1:
+        control = ray.remote(**_QUIET, concurrency_groups={"watch": 1})(RunControl).remote(max(_parts(plan), 1))
     threads = threads_of(sum(sizes.values()), os.environ)
     remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
@@ -104,8 +117,14 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             )
             options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(rank_settings)
-            ranks.append(StartedRank(pool.name, place.rank, actor))
-    return Started(ranks, [actor for actors in queues.values() for actor in actors], control)
+            identity = actor.identity.options(concurrency_group="control").remote()
+            ranks.append(StartedRank(pool.name, place.rank, actor, identity))
+    named = {
+        name if len(actors) == 1 else f"{name}, part {number + 1}": actor
+        for name, actors in queues.items()
+        for number, actor in enumerate(actors)
+    }
+    return Started(ranks, named, control)
 
 
 def _parts(plan: Plan) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from rlflow.backends.ray_runtime.deliveries import Reading
 from rlflow.backends.ray_runtime.reshard_links import Moved, ReshardLinks, Tensors
+from rlflow.backends.ray_runtime.waiting import ANSWER_GRACE_S
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan_decisions import Reshard
 
@@ -21,9 +22,12 @@ _COPY_FROM_LAG = 2
 
 
 class WeightChannel:
-    """This rank's end of a reshard."""
+    """This rank's end of a reshard. `limit_s`: for weights to leave; the links have it for every message."""
 
-    def __init__(self, reshard: Reshard, links: ReshardLinks, reading: Reading, model: str) -> None:
+    def __init__(
+        self, reshard: Reshard, links: ReshardLinks, reading: Reading, model: str, limit_s: float = 1800.0
+    ) -> None:
+        self._limit_s = limit_s
         self.reshard, self.links, self.reading, self.model = reshard, links, reading, model
         self.between_pools = reshard.source != reshard.target
         self.version = 0
@@ -69,7 +73,8 @@ class WeightChannel:
 
     def settle(self) -> None:
         """Wait until everything has left."""
-        self._idle.wait()
+        if not self._idle.wait(self._limit_s + ANSWER_GRACE_S):
+            raise self._stuck("the thread that sends them does not end")
         if self._failure is not None:
             raise self._failure
 
@@ -102,6 +107,14 @@ class WeightChannel:
             return []
         return [version for version in self._planned if self.version < version <= end]
 
+    def _stuck(self, why: str) -> RunFailure:
+        edge = f"from pool `{self.reshard.source}` to pool `{self.reshard.target}`"
+        return RunFailure(
+            "RLF5019",
+            f"weights of `{self.reshard.model}` did not get {edge} within {self._limit_s:g} s",
+            notes=(why,),
+        )
+
     # --- one pool ----------------------------------------------------------------------------------------------------
 
     def move(self, source: Tensors, target: Tensors, version: int) -> None:
@@ -116,7 +129,7 @@ class WeightChannel:
                 self.settle()
             finally:
                 self._jobs.put(None)
-                self._thread.join()
+                self._thread.join(ANSWER_GRACE_S)
                 self._thread = None
 
 

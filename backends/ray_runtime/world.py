@@ -34,6 +34,9 @@ class World:
     """Actor of what the pools agree on; None for a plan of one pool."""
     _meshes: dict[tuple[Layout, tuple[int, ...]], Mesh] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of pool `{self.pool}`"
+
     @property
     def size(self) -> int:
         """Ranks of this pool."""

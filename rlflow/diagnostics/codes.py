@@ -106,6 +106,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5067": "producer-failed",
     "RLF5045": "damaged-checkpoint",
     "RLF5046": "other-checkpoint",
+    "RLF5050": "rank-hangs",
     # 9xxx internal
     "RLF9001": "internal-error",
 }

@@ -26,7 +26,7 @@ def fails(project: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "160")
 
     def run(code: str, *arguments: str | Path, exit_code: int = 1) -> str:
-        given = arguments or (project.flow, "--run-dir", project.root / "run")
+        given = arguments or (project.flow, "--run-dir", project.root / "run", "--restarts", "0")
         assert project.cli("run", *given) == exit_code
         text = capsys.readouterr().err
         assert "Traceback" not in text

@@ -166,6 +166,10 @@ class QueueService:
         state = self.table.state
         return {"depth": self.table.depth, "nbytes": self.table.nbytes, "freed": state.freed}
 
+    async def ended(self) -> None:
+        """Never returns: who holds the reference hears of the actor's death."""
+        await asyncio.Event().wait()
+
     async def describe(self) -> str:
         """One line about what is there and who waits."""
         return self.table.describe()
