@@ -97,6 +97,9 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5045": "damaged-checkpoint",
+    "RLF5046": "other-checkpoint",
+    "RLF5050": "rank-hangs",
     "RLF5060": "unknown-log-target",
     "RLF5061": "log-target-not-installed",
     "RLF5062": "log-target-failed",
@@ -104,9 +107,6 @@ CODES: Final[dict[str, str]] = {
     "RLF5065": "queue-died",
     "RLF5066": "queue-misuse",
     "RLF5067": "producer-failed",
-    "RLF5045": "damaged-checkpoint",
-    "RLF5046": "other-checkpoint",
-    "RLF5050": "rank-hangs",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
