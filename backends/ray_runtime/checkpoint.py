@@ -2,7 +2,8 @@
 
 `checkpoints/global_step_N/` holds `<model>/` (config, safetensors, tokenizer; of a value model the body and its head,
 see heads.py; of a model with adapters the folder `adapter/`, and in the last checkpoint of a run the merged weights
-too), `<model>.training.pt` (optimizer) and `state.json` (step, cursors, versions, seed, data fingerprints). It is
+too), `<model>.training.pt` (optimizer) and `state.json` (step, cursors, versions, seed, data
+fingerprints, and `edges`: by streamed stage which prompts have ended, see streams). It is
 written beside its place and renamed, so a checkpoint is whole or not there;
 `latest_checkpointed_iteration.txt` names the newest.
 """
@@ -25,6 +26,7 @@ from rlflow.backends.ray_runtime.devices.swap import host_copy
 from rlflow.backends.ray_runtime.models import load_weights, save_model
 from rlflow.backends.ray_runtime.sharded_checkpoint import is_sharded, load_engine, load_sharded, save_sharded
 from rlflow.backends.ray_runtime.state import ModelState, RankState
+from rlflow.backends.ray_runtime.streams.session import trained_cursors
 from rlflow.diagnostics.diagnostic import RunFailure
 
 
@@ -122,6 +124,7 @@ def _write_state(state: RankState, building: Path, step: int) -> None:
         "cursors": state.cursors,
         "versions": {name: model.version for name, model in _trained(state)},
         "seed": state.seed,
+        "edges": trained_cursors(state),
         "data": state.fingerprints | {name: data.fingerprint for name, data in state.data.items()},
     }
     (building / STATE).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -145,6 +148,7 @@ def _join_parts(whole: Path, parts: list[Path]) -> None:
         other = json.loads((part / STATE).read_text("utf-8"))
         body["versions"] |= other["versions"]
         body["data"] |= other["data"]
+        body["edges"] |= other["edges"]
         cursors = body["cursors"]
         body["cursors"] = {
             name: max(cursors.get(name, 0), other["cursors"].get(name, 0)) for name in {*cursors, *other["cursors"]}
@@ -179,6 +183,7 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
             model.restart(version)
         state.cursors.update({name: int(cursor) for name, cursor in body["cursors"].items()})
         state.seed = int(body["seed"])
+        state.stream_cursors = dict(body.get("edges", {}))
     except RunFailure:
         raise
     except Exception as error:

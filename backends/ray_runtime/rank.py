@@ -24,6 +24,7 @@ from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
 from rlflow.backends.ray_runtime.rank_actor import RankSettings
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.streams.session import Streams
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Evaluation, Plan, Program, SaveCheckpoint
@@ -56,7 +57,7 @@ class Rank:
         settings = self._settings
         timeout = timedelta(seconds=settings.deadline_s)
         world = World(settings.pool, settings.rank, settings.pools, timeout)
-        world.queues, world.control = settings.queues, settings.control
+        world.queues, world.edges, world.control = settings.queues, settings.edges, settings.control
         own = self._device.collective_backend
         world.join(address, own if own == "gloo" else f"cpu:gloo,{self._device.kind}:{own}")
         self._state.join(world)
@@ -111,10 +112,12 @@ class Rank:
             self._state.all.leave()
 
     def _run(self, done: int, last: int) -> Iterator[dict[str, Any]]:
-        self._interpreter = Interpreter(self._state, self._save)
+        streams = Streams(self._state)
+        self._interpreter = Interpreter(self._state, self._save, streams)
         step = done
         for channel in self._state.channels.values():
             channel.start(done, last)
+        streams.begin(done, last)
         if done == 0:
             report = self._evaluate(step, list(self._program.evaluations))
             if report is not None:
@@ -136,6 +139,7 @@ class Rank:
             report = self._evaluate(step, [e for e in self._program.evaluations if due(e, step, last)])
             if report is not None:
                 yield report
+        streams.finish(step)
         for channel in self._state.channels.values():
             channel.close()
         saves = any(isinstance(instruction, SaveCheckpoint) for instruction in self._program.step)

@@ -14,6 +14,8 @@ from rlflow.backends.ray_runtime.batch_queue import QueueActor, QueueSettings, r
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
 from rlflow.backends.ray_runtime.run_control import RunControl
 from rlflow.backends.ray_runtime.session import Reserved, device_resources
+from rlflow.backends.ray_runtime.streams.edge_actor import EdgeActor
+from rlflow.backends.ray_runtime.streams.specs import stream_specs
 from rlflow.device_rules import worker_environment
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool, Queue, SaveCheckpoint
@@ -48,6 +50,7 @@ class Started:
 
     ranks: list[StartedRank]
     queues: list[Any]
+    """Everything between the pools that rows or samples pass."""
     control: Any
     """What the pools agree through; None for one pool."""
 
@@ -70,6 +73,10 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     """One actor per rank, pool after pool in rank order, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
+    edges = {
+        spec.stage: ray.remote(num_cpus=0)(EdgeActor).remote(spec, sizes[spec.source], plan.collective_timeout_s)
+        for spec in stream_specs(plan)
+    }
     savers = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
     control = ray.remote(num_cpus=0)(RunControl).remote(max(savers, 1)) if len(pools) > 1 else None
     threads = max(1, (os.cpu_count() or 1) // sum(sizes.values()))
@@ -89,6 +96,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
                 environment=_environment(threads) | worker_environment(plan, pool, os.environ),
                 deadline_s=plan.collective_timeout_s,
                 queues={q.id: queues[q.id] for q in plan.queues if pool.name in (q.source, q.target)},
+                edges=edges,
                 control=control,
             )
             strategy = PlacementGroupSchedulingStrategy(
@@ -97,7 +105,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(rank_settings)
             ranks.append(StartedRank(pool.name, place.rank, actor))
-    return Started(ranks, list(queues.values()), control)
+    return Started(ranks, [*queues.values(), *edges.values()], control)
 
 
 def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -109,6 +109,8 @@ class RankState:
     """Of the data sets of all pools."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
+    stream_cursors: dict[str, Any] = field(default_factory=dict)
+    """Of a resumed run: data cursors by the streamed stage (`streams`)."""
 
     def __post_init__(self) -> None:
         self.all = World(self.pool, self.rank, {self.pool: self.world}, group=self.group)
@@ -230,13 +232,13 @@ class RankState:
         if channel.between_pools:
             wanted = step if evaluation else channel.reading.of_step(step)
             if wanted > channel.version:
-                self._deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
+                self.deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
         elif channel.version < state.version:
             assert state.trainer is not None
             source, version = state.trainer.local_tensors(), state.version
-            self._deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
+            self.deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
 
-    def _deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
+    def deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
         """Let a channel write the tensors of its readers."""
         state = self.models[channel.model]
         if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
@@ -257,8 +259,10 @@ class RankState:
     def drain(self, end: int) -> None:
         """The run ends after step `end`, sooner than planned: no weights may be left on their way."""
         for channel in self.channels.values():
+            if channel.reading.streamed:
+                continue  # its thread takes what is on its way
             for version in channel.left(end):
-                self._deliver(channel, version, functools.partial(channel.receive, version))
+                self.deliver(channel, version, functools.partial(channel.receive, version))
 
     def publish(self, model: str) -> None:
         """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""
