@@ -1,4 +1,4 @@
-"""Flows and plans whose samples cannot be streamed by this version: they are refused with a word before anything starts."""
+"""Flows and plans whose samples this version cannot stream: they are refused with a word before anything starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _refuse_stage(stage: Stage, stale: StaleReader, asked: str) -> None:
     assert isinstance(op, Generate)
     if stale.carry == "nothing" and stale.trigger != 1.0:
         raise _refused(
-            f"training does not begin on a part of a batch, and the plan {asked} of `{stage.id}` and carries nothing over",
+            f"no training begins on a part of its batch, and the plan {asked} of `{stage.id}` and carries nothing",
             stage.id,
             "leave the trigger out: the same samples are trained on",
             "`carry partial` or `carry finish`, which let a step take fewer samples",

@@ -153,7 +153,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=CASES)
 def test_no_sample_is_older_than_promised_and_every_prompt_ends_once(case: dict[str, Any]) -> None:
     trigger = Trigger(case["share"], case["carry"])
@@ -177,7 +177,7 @@ def test_no_sample_is_older_than_promised_and_every_prompt_ends_once(case: dict[
         assert tally.admitted == ended * case["group"] + len(cursor.out) * case["group"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=CASES, stop=st.integers(1, 10))
 def test_a_resumed_run_trains_on_what_was_left_first(case: dict[str, Any], stop: int) -> None:
     """Killed at any moment after the checkpoint of step `stop`: what was under way then comes again, before new ones."""
