@@ -5,7 +5,8 @@
   adapters the folder `adapter/`, and in the last checkpoint of a run the merged weights too,
 * `<model>.training/`: the optimizer, in parts of the ranks, see saving/optimizer.py,
 * `ahead/`: samples of the steps that follow, see saving/ahead.py,
-* `state.json`: step, cursors, versions, seed, data fingerprints, and what pools own (saving/owned.py),
+* `state.json`: step, cursors, versions, seed, data fingerprints, by streamed stage which prompts have ended (streams),
+  and what pools own (saving/owned.py),
 * `manifest.json`: sizes and digests of all of these.
 
 A checkpoint is a copy of one moment, taken in host memory and written beside the steps that follow. Every pool with
@@ -44,6 +45,7 @@ from rlflow.backends.ray_runtime.sharded_checkpoint import (
     write_whole,
 )
 from rlflow.backends.ray_runtime.state import ModelState, RankState
+from rlflow.backends.ray_runtime.streams.session import trained_cursors
 from rlflow.diagnostics.diagnostic import RunFailure
 
 T = TypeVar("T")
@@ -110,6 +112,7 @@ def captured(state: RankState, step: int) -> dict[str, Any]:
         "ahead": {},
         "owned": {state.pool: owned} if owned else {},
         "seed": state.seed,
+        "edges": trained_cursors(state),
         "data": state.fingerprints | {name: data.fingerprint for name, data in state.data.items()},
     }
 
@@ -235,6 +238,7 @@ def load_checkpoint(state: RankState, folder: Path, step: int) -> None:
         for name, owned in body.get("owned", {}).get(state.pool, {}).items():
             if name in state.owned:
                 state.owned[name].restore(owned)
+        state.stream_cursors = dict(body.get("edges", {}))
     except RunFailure:
         raise
     except Exception as error:

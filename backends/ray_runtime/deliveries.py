@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlflow.backends.ray_runtime.streams.specs import is_stream
 from rlflow.ir.ops import Generate
 from rlflow.plan import Evaluation, Plan, ReshardWeights, SaveCheckpoint
 from rlflow.plan_decisions import Reshard
@@ -27,21 +28,21 @@ class Reading:
     lag: int
     """steps"""
     evaluations: tuple[Evaluation, ...]
+    streamed: bool = False
+    """The reader samples all the time and takes every version as it comes."""
 
     @classmethod
     def of(cls, plan: Plan, reshard: Reshard) -> Reading:
         program = plan.program(reshard.target)
-        lags = {
-            stale.stage: stale.steps
-            for channel in plan.channels
-            if channel.model == reshard.model
-            for stale in channel.stale
+        stale = {
+            stale.stage: stale for channel in plan.channels if channel.model == reshard.model for stale in channel.stale
         }
         readers = [r for r in reshard.readers if plan.stage(r).phase == "step"]
         # Readers of one reshard hold one copy, so that the most impatient one decides.
-        lag = min((lags.get(reader, 0) for reader in readers), default=0)
+        lag = min((stale[reader].steps if reader in stale else 0 for reader in readers), default=0)
+        streamed = any(reader in stale and is_stream(stale[reader]) for reader in readers)
         evaluations = tuple(e for e in program.evaluations if _reads(e.instructions, reshard))
-        return cls(_reads(program.step, reshard), lag, evaluations)
+        return cls(_reads(program.step, reshard), 0 if streamed else lag, evaluations, streamed)
 
     def of_step(self, step: int) -> int:
         """The version that step `step` (from 1) reads with; at least this one."""

@@ -17,8 +17,9 @@ from rlflow.backends.ray_runtime.pool_edges import PoolEdges, rows_root
 from rlflow.backends.ray_runtime.residency import residency_of
 from rlflow.backends.ray_runtime.run_logs import doing
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
-from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value
+from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value, token_count
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.streams.session import Streams
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Take
 from rlflow.plan import (
@@ -38,10 +39,17 @@ from rlflow.plan import (
 class Interpreter:
     """Executes instruction lists against a rank's state. `save` writes a checkpoint of the step it is given."""
 
-    def __init__(self, state: RankState, save: Callable[[int], None], place: PlaceNote | None = None) -> None:
+    def __init__(
+        self,
+        state: RankState,
+        save: Callable[[int], None],
+        place: PlaceNote | None = None,
+        streams: Streams | None = None,
+    ) -> None:
         self._state = state
         self._save = save
         self._place = place or PlaceNote()
+        self._streams = streams or Streams(state)
         self._stages = {stage.id: stage for stage in state.plan.stages}
         self._edges = PoolEdges(state.plan, state.all, state.cursors)
         self._edges.connect()
@@ -58,7 +66,11 @@ class Interpreter:
     def run(self, instructions: Sequence[Instruction], step: int, metrics: StepMetrics) -> None:
         """One pass over the list. Raises RunFailure naming the stage; any other exception becomes RLF5006."""
         self._frame = Frame()
-        with self._outside(instructions if instructions is not self._step else ()):
+        if instructions is self._step:
+            self._streams.begins(step)
+            self._execute(instructions, instructions, step, metrics)
+            return
+        with self._streams.held(instructions, step), self._outside(instructions):
             self._execute(instructions, instructions, step, metrics)
 
     def _outside(self, instructions: Sequence[Instruction]) -> contextlib.AbstractContextManager[None]:
@@ -77,7 +89,9 @@ class Interpreter:
             try:
                 if self.residency is not None:
                     self.residency.before(instruction)
-                if isinstance(instruction, TakeRows) and instruction.queue:
+                if whole is self._step and self._streams.takes_over(instruction):
+                    tokens = self._streamed(instruction, step, metrics)
+                elif isinstance(instruction, TakeRows) and instruction.queue:
                     depth = self._edges.take(instruction, self._frame)
                     if depth is not None:
                         metrics.mean(f"queue/{instruction.queue}/depth", [depth])
@@ -94,6 +108,7 @@ class Interpreter:
                     self._call(WAIT, self._stages[stage_id], whole, step, metrics)
                 elif isinstance(instruction, PublishWeights):
                     self._publish(instruction.model)
+                    self._streams.published(instruction.model, step)
                 elif isinstance(instruction, MoveObject):
                     self._move(instruction, step)
                 elif isinstance(instruction, SaveCheckpoint):
@@ -135,6 +150,15 @@ class Interpreter:
             batch = counted = batch.select(np.array_split(np.arange(batch.rows), state.world)[state.rank])
         self._frame.put(stage, batch)
         return len(counted.packed("prompt_ids").values)
+
+    def _streamed(self, instruction: Instruction, step: int, metrics: StepMetrics) -> int | None:
+        """What a stream does all the time; its generate stage gives what has been made for the step."""
+        if not isinstance(instruction, RunStage):
+            return None
+        samples = self._streams.batch(instruction.stage, step)
+        self._frame.put(self._stages[instruction.stage], samples)
+        metrics.samples(samples, instruction.stage)
+        return token_count(samples)
 
     def _call(
         self, handlers: Handlers, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics

@@ -123,6 +123,7 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
                     if watch.stopping:
                         raise
                     restarts.after(failure, watch.failed_step)
+                    clean(checkpoints)
                     resume_step = step_to_resume(checkpoints, observer.recorded(), plan)
                     lost = Restart(restarts.number, restarts.limit, failure, watch.failed_step, resume_step or 0)
             interrupts.start_up()

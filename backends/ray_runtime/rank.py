@@ -35,6 +35,7 @@ from rlflow.backends.ray_runtime.run_logs import doing, logger
 from rlflow.backends.ray_runtime.saving.ahead import rest
 from rlflow.backends.ray_runtime.saving.writer import Writer
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.streams.session import Streams
 from rlflow.backends.ray_runtime.waiting import answer
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -78,7 +79,7 @@ class Rank:
         settings = self._settings
         timeout = timedelta(seconds=settings.deadline_s)
         world = World(settings.pool, settings.rank, settings.pools, timeout)
-        world.queues, world.control = settings.queues, settings.control
+        world.queues, world.edges, world.control = settings.queues, settings.edges, settings.control
         own = self._device.collective_backend
         world.join(address, own if own == "gloo" else f"cpu:gloo,{self._device.kind}:{own}")
         self._state.join(world)
@@ -138,11 +139,15 @@ class Rank:
             self._state.all.leave()
 
     def _run(self, done: int, last: int) -> Iterator[dict[str, Any]]:
-        self._interpreter = Interpreter(self._state, lambda step: self._save(step, merged=step == last), self._place)
+        streams = Streams(self._state)
+        self._interpreter = Interpreter(
+            self._state, lambda step: self._save(step, merged=step == last), self._place, streams
+        )
         step = done
         saves = save_every(self._state.plan) is not None
         for channel in self._state.channels.values():
             channel.start(done, last, more=saves)
+        streams.begin(done, last)
         if done == 0:
             report = self._evaluate(step, list(self._program.evaluations))
             if report is not None:
@@ -170,6 +175,7 @@ class Rank:
             report = self._evaluate(step, [e for e in self._program.evaluations if due(e, step, last)])
             if report is not None:
                 yield report
+        streams.finish(step)
         for channel in self._state.channels.values():
             channel.close()
         self._save_last(step)

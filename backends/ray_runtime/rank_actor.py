@@ -46,6 +46,8 @@ class RankSettings:
     """Limit of every wait for another rank."""
     queues: dict[str, Any] = field(default_factory=dict)
     """The actors of every queue between pools."""
+    edges: dict[str, Any] = field(default_factory=dict)
+    """Actors that admit samples one group at a time, by the stage that samples."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
     keep: int = 0

@@ -17,6 +17,8 @@ from rlflow.backends.ray_runtime.dist_queue.edges import edge_of
 from rlflow.backends.ray_runtime.rank_actor import RankActor, RankSettings
 from rlflow.backends.ray_runtime.run_control import RunControl
 from rlflow.backends.ray_runtime.session import Reserved, device_resources
+from rlflow.backends.ray_runtime.streams.edge_actor import EdgeActor
+from rlflow.backends.ray_runtime.streams.specs import stream_specs
 from rlflow.device_rules import worker_environment
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool, Queue, SaveCheckpoint
@@ -57,7 +59,7 @@ class Started:
 
     ranks: list[StartedRank]
     queues: dict[str, Any]
-    """By the queue's id"""
+    """By its name, everything between the pools that rows or samples pass."""
     control: Any
     """What the pools agree through; None for one pool."""
 
@@ -89,6 +91,10 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     """One actor per rank, pool after pool in rank order, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
+    edges = {
+        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(spec, sizes[spec.source], plan.collective_timeout_s)
+        for spec in stream_specs(plan)
+    }
     control = None
     if len(pools) > 1:
         control = ray.remote(**_QUIET, concurrency_groups={"watch": 1})(RunControl).remote(max(_parts(plan), 1))
@@ -109,6 +115,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
                 environment=_environment(threads) | worker_environment(plan, pool, os.environ),
                 deadline_s=plan.collective_timeout_s,
                 queues={q.id: queues[q.id] for q in plan.queues if pool.name in (q.source, q.target)},
+                edges=edges,
                 control=control,
                 keep=settings.keep,
             )
@@ -124,7 +131,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
         for name, actors in queues.items()
         for number, actor in enumerate(actors)
     }
-    return Started(ranks, named, control)
+    return Started(ranks, named | {f"samples of {stage}": actor for stage, actor in edges.items()}, control)
 
 
 def _parts(plan: Plan) -> int:

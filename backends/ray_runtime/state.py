@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -115,6 +115,8 @@ class RankState:
     ahead: Ahead = field(init=False)
     owned: dict[str, Owned] = field(default_factory=dict)
     """What else of this pool goes into a checkpoint, by name."""
+    stream_cursors: dict[str, Any] = field(default_factory=dict)
+    """Of a resumed run: data cursors by the streamed stage (`streams`)."""
 
     def __post_init__(self) -> None:
         self.all = World(self.pool, self.rank, {self.pool: self.world}, group=self.group)
@@ -240,15 +242,15 @@ class RankState:
         if channel.between_pools:
             wanted = step if evaluation else channel.reading.of_step(step)
             if wanted > channel.version:
-                self._deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
+                self.deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
                 return channel.moved.waited_s
         elif channel.version < state.version:
             assert state.trainer is not None
             source, version = state.trainer.local_tensors(), state.version
-            self._deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
+            self.deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
         return 0.0
 
-    def _deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
+    def deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
         """Let a channel write the tensors of its readers."""
         state = self.models[channel.model]
         if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
@@ -269,8 +271,10 @@ class RankState:
     def drain(self, end: int) -> None:
         """The run ends after step `end`, sooner than planned: no weights may be left on their way."""
         for channel in self.channels.values():
+            if channel.reading.streamed:
+                continue  # its thread takes what is on its way
             for version in channel.left(end):
-                self._deliver(channel, version, functools.partial(channel.receive, version))
+                self.deliver(channel, version, functools.partial(channel.receive, version))
 
     def publish(self, model: str) -> None:
         """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""

@@ -2,7 +2,8 @@
 
 On one pool all ranks move their parts when the `reshard` instruction comes. Between pools the ranks that train give
 every version that is asked for (`deliveries`) in a thread of their own, so that `publish` returns at once: what trains
-next waits until the version before has left, unless readers may lag by two steps or more, for which a copy is kept.
+next waits until the version before has left, unless readers may lag by two steps or more, or take a version only when
+their samples are finished: for those a copy is kept.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class WeightChannel:
         self._limit_s = limit_s
         self.reshard, self.links, self.reading, self.model = reshard, links, reading, model
         self.between_pools = reshard.source != reshard.target
+        self._copies = reading.lag >= _COPY_FROM_LAG or reading.streamed
         self.version = 0
         """Of the weights that the readers hold."""
         self.moved = Moved()
@@ -59,7 +61,7 @@ class WeightChannel:
             self._give(version, tensors())
 
     def _give(self, version: int, tensors: Tensors) -> None:
-        if self.reading.lag >= _COPY_FROM_LAG:
+        if self._copies:
             tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         with self._lock:
             self._pending += 1
@@ -68,7 +70,7 @@ class WeightChannel:
 
     def before_update(self) -> None:
         """Wait until the tensors that are about to change have left. Raises what went wrong on the way."""
-        if self.reading.lag < _COPY_FROM_LAG or self._failure is not None:
+        if not self._copies or self._failure is not None:
             self.settle()
 
     def settle(self) -> None:

@@ -30,6 +30,8 @@ class World:
     """Of the pool; None for a pool of one rank."""
     queues: Mapping[str, Any] = field(default_factory=dict)
     """The actors of every queue between pools, by the queue's id."""
+    edges: Mapping[str, Any] = field(default_factory=dict)
+    """Actors that admit samples one group at a time, by the stage that samples."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
     _meshes: dict[tuple[Layout, tuple[int, ...]], Mesh] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlflow.backends.simulator.clock import Clock
 from rlflow.backends.simulator.interpreter import Lane
-from rlflow.backends.simulator.interpreter_edges import Edge, settings_of
+from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.report import Result, result_of
@@ -25,6 +25,7 @@ from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
 from rlflow.plan import Plan, SaveCheckpoint, Stage, StaleReader
 from rlflow.protocol.controller import Controller
+from rlflow.protocol.stale_settings import settings_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ CODES: Final[dict[str, str]] = {
     "RLF5065": "queue-died",
     "RLF5066": "queue-misuse",
     "RLF5067": "producer-failed",
+    "RLF5040": "sample-too-old",
+    "RLF5041": "samples-late",
+    "RLF5042": "admission-lost",
     # 9xxx internal
     "RLF9001": "internal-error",
 }

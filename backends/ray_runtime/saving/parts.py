@@ -97,7 +97,7 @@ def _join(whole: Path, part: Path) -> None:
     cursors = body["cursors"]
     for name, cursor in other["cursors"].items():
         cursors[name] = max(cursor, cursors.get(name, 0))
-    for name in ("versions", "data", "ahead", "owned", "models"):
+    for name in ("versions", "data", "ahead", "owned", "models", "edges"):
         body[name] |= other[name]
     (whole / MANIFEST).unlink()
     _write_state(whole, body)

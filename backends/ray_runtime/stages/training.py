@@ -10,6 +10,7 @@ from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.stages.call import Call, Value, counted_tokens, rows_with_nan, token_count
 from rlflow.backends.ray_runtime.stages.replicas import together
 from rlflow.backends.ray_runtime.stages.selection import numbers_in_batch
+from rlflow.backends.ray_runtime.streams.ages import check_ages
 from rlflow.ir.ops import Generate, Join, Train
 
 _TOKEN_PORTS = ("reference", "old", "teacher", "returns", "values")
@@ -19,6 +20,7 @@ def train(call: Call, op: Train) -> Value:
     """Ports: samples; advantages (per row or per token), reference, old, teacher, returns, values (per token), weights
     (per row), as the loss needs them. A sample with a NaN in any of them is in no loss, metric or denominator."""
     samples = call.batch("samples")
+    check_ages(call.state.plan, op.model, samples, call.step, call.state.rank)
     model = call.model(op.model)
     trainer = model.trainer
     assert trainer is not None
