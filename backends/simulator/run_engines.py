@@ -78,6 +78,8 @@ class EngineServer:
         self._new: deque[int] = deque()
         self._resumed: list[int] = []
         """Heap of samples that were interrupted."""
+        self._recalled: set[int] = set()
+        """Engines whose samples are interrupted at the end of the step under way: they go on before new ones begin."""
         self._turns = turns
         self._turn: dict[int, int] = {}
         """The turn of a sample, from 2 on."""
@@ -169,6 +171,8 @@ class EngineServer:
         for number, engine in enumerate(self._engines):
             if trigger.carries and trigger.carry == "partial":
                 engine.interrupt(self._at(number))
+                if self._loads[number]:
+                    self._recalled.add(number)
             engine.publish(version, self._at(number))
             self._set_alarm(number)
         self._edge.load(version)
@@ -192,6 +196,8 @@ class EngineServer:
             return
         while controller.capacity:
             self._new.extend(controller.admit())
+        if self._recalled:
+            return
         was_busy = self.busy
         requests: dict[int, list[Request]] = {}
         version = controller.gate.version
@@ -290,6 +296,8 @@ class EngineServer:
         del self._engine_of[id]
         self._loads[number] -= 1
         self._active -= not self._loads[number]
+        if not self._loads[number]:
+            self._recalled.discard(number)
         controller = self._edge.controller
         sample = controller.samples.get(id)
         if sample is None or sample.phase is not Phase.RUNNING:

@@ -97,6 +97,9 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5040": "sample-too-old",
+    "RLF5041": "samples-late",
+    "RLF5042": "admission-lost",
     "RLF5045": "damaged-checkpoint",
     "RLF5046": "other-checkpoint",
     "RLF5050": "rank-hangs",
@@ -107,9 +110,6 @@ CODES: Final[dict[str, str]] = {
     "RLF5065": "queue-died",
     "RLF5066": "queue-misuse",
     "RLF5067": "producer-failed",
-    "RLF5040": "sample-too-old",
-    "RLF5041": "samples-late",
-    "RLF5042": "admission-lost",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
