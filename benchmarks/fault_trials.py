@@ -259,7 +259,7 @@ def processes_of(folder: Path, driver: int, target: str) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             # A worker's parent is the Ray of its host, so that other runs on this machine are left alone.
-            if b"QueueActor" in path.read_bytes() and _stat(int(path.parts[2]))[1] == _stat(ranks[0])[1]:
+            if b"QueueService" in path.read_bytes() and _stat(int(path.parts[2]))[1] == _stat(ranks[0])[1]:
                 found.append(int(path.parts[2]))
         except OSError:
             continue
