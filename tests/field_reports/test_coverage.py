@@ -46,7 +46,7 @@ NOT_HERE = {
     "A16": "rows cross pools unpadded, and each stage packs them by tokens itself: there is no multiple to agree on",
     "B3": f"numbers of the live cluster: {RAY}/test_launcher.py::test_resources_that_are_not_there",
     "B10": f"at launch: {RAY}/test_launcher.py::test_resources_that_are_not_there",
-    "B11": f"each phase of the start with its own seconds: tests/unit/visualizers/test_progress.py::test_lines_into_a_pipe, and of a real run: {POOLS}::test_a_resumed_run_of_models_in_parts_goes_on_under_its_layout",
+    "B11": f"each phase of the start with its own seconds: tests/unit/visualizers/test_progress.py::test_lines_into_a_pipe, and of a real run: {POOLS}::test_a_resumed_run_of_models_in_parts_goes_on_under_any_layout",
     "B12": f"{LATER}: needs two hosts; the doctor asks every host, and does not connect the pairs",
     "C4": f"a formula: {MEMORY}/test_states.py::test_a_sync_of_the_adapter_alone_brings_the_base_back_only_from_a_kept_copy",
     "C5": f"at run time: {RAY}/test_engine.py::test_sleep_frees_what_is_measured_and_wake_brings_it_back, deep: {RAY}/test_engine.py::test_deep_sleep_needs_an_update, other weights than were sent: {RAY}/test_engine.py::test_an_update_is_what_was_sent",

@@ -45,7 +45,7 @@ def test_weights_that_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
     links: Any = SimpleNamespace(sends=True, receives=False, run=lambda *_: hangs.wait())
     reshard: Any = SimpleNamespace(source="learner", target="rollout", model="actor")
-    reading: Any = SimpleNamespace(lag=0, versions=lambda done, last, *more: [1])
+    reading: Any = SimpleNamespace(lag=0, streamed=False, versions=lambda done, last, *more: [1])
     channel = WeightChannel(reshard, links, reading, "actor", limit_s=0.2)
     channel.start(0, 1)
     channel.published(1, dict)
