@@ -31,8 +31,7 @@ class StreamSpec:
     def drains(self) -> bool:
         """Whether new weights wait for the samples that are under way. Otherwise these go on with the new ones.
 
-        `carry finish` says so. In order without a trigger it keeps a run repeatable: every sample is made by the
-        version at which it was admitted.
+        `carry finish` says so. In order without a trigger every sample is made by one version, too.
         """
         trigger = self.settings.trigger
         return trigger.carry == "finish" and (trigger.carries or self.settings.rule == "in_order")

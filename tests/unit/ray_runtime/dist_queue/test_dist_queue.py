@@ -79,6 +79,9 @@ def test_rows_reach_two_consumers_and_late_fields_join_them(open_queue: Callable
     for thread in threads:
         thread.join()
     assert sorted(got) == list(range(96))
+    deadline = time.monotonic() + 10
+    while queue.facts()["depth"] and time.monotonic() < deadline:  # `done` is not waited for
+        time.sleep(0.05)
     assert queue.facts() == {"depth": 0, "nbytes": 0, "freed": 48}
 
 
@@ -101,8 +104,10 @@ def test_memory_of_the_object_store_comes_back(open_queue: Callable[..., DistQue
         del column, reading
         queue.done("train", [batch])
         most = max(most, used() - before)
-    assert queue.facts() == {"depth": 0, "nbytes": 0, "freed": 60}
     deadline = time.monotonic() + 10
+    while queue.facts()["depth"] and time.monotonic() < deadline:  # `done` is not waited for
+        time.sleep(0.05)
+    assert queue.facts() == {"depth": 0, "nbytes": 0, "freed": 60}
     while used() > before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert used() <= before
