@@ -151,11 +151,8 @@ class Bench:
                     raise AssertionError(f"processes of a dead driver live on: {ranks}")
                 time.sleep(0.05)
             saved = (folder / "checkpoints" / "latest_checkpointed_iteration.txt").is_file()
-            if not saved:  # nothing to resume: the user starts it again
-                said += ", before the first checkpoint"
-                folder.rename(folder.with_name(name + "-first"))
-            arguments = ["--resume", name] if saved else ["sums.rlflow", "--run-dir", name]
-            process = self.start(*arguments)
+            said += "" if saved else ", before the first checkpoint"
+            process = self.start("--resume", name)
         finish(process, seconds, self.root)
         return Outcome.of(folder, self.steps), said
 
