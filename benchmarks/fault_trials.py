@@ -80,6 +80,10 @@ TIMES = ("timing_s/", "perf/throughput", "perf/time_per_step", "pool/", "rank/",
 """Beginnings of names of metrics that depend on the clock."""
 
 
+class Missed(Exception):
+    """The run ended well before its moment had come."""
+
+
 @dataclass
 class Bench:
     """A folder with a flow, and how to run it. `pause`: seconds that the reward of a sample takes, to spread a run."""
@@ -254,8 +258,10 @@ def finish(process: subprocess.Popen[bytes], seconds: float, root: Path) -> None
 
 
 def _check(process: subprocess.Popen[bytes], until: float, root: Path) -> None:
+    if process.poll() == 0:
+        raise Missed
     if process.poll() is not None or time.monotonic() > until:
-        raise AssertionError(f"it ended, or waited too long, before it was disturbed:\n{_tail(root)}")
+        raise AssertionError(f"it failed, or waited too long, before it was disturbed:\n{_tail(root)}")
 
 
 def _tail(root: Path) -> str:
@@ -346,15 +352,20 @@ def main() -> None:
         print(f"undisturbed: {given.steps} steps, {time.monotonic() - began:.0f} s", flush=True)
         for number in range(1, given.trials + 1):
             for target in targets:
-                moment = drawn.random() * (1 - 1 / given.steps)
                 began = time.monotonic()
                 said, problems = target, []
-                try:
-                    outcome, said = bench.trial(f"{target}-{number}", target, moment)
+                for again in itertools.count():
+                    moment = drawn.random() * (1 - 1 / given.steps)
+                    try:
+                        outcome, said = bench.trial(f"{target}-{number}{'-again' * again}", target, moment)
+                    except Missed:
+                        continue
+                    except AssertionError as error:
+                        problems = [str(error)]
+                        break
                     problems = list(outcome.lost(given.steps) if given.trigger else outcome.differences(expected))
                     said += f", {outcome.restarts} restarts"
-                except AssertionError as error:
-                    problems = [str(error)]
+                    break
                 failed[target] += bool(problems)
                 result = "; ".join(problems) or ("nothing lost or doubled" if given.trigger else "equal")
                 print(f"{number:3} {said}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
