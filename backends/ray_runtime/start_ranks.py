@@ -92,7 +92,9 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
     edges = {
-        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(spec, sizes[spec.source], plan.collective_timeout_s)
+        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(
+            spec, sizes[spec.source] // spec.together, plan.collective_timeout_s
+        )
         for spec in stream_specs(plan)
     }
     control = None
