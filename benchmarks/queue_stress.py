@@ -76,24 +76,26 @@ class Replica:
         self.queue = DistQueue(spec, actors, "rollout", number)
         self.random = random.Random(seed * 100 + number)
         self.births: dict[int, int] = {}
+        self.over = False
+
+    def stop(self) -> None:
+        self.over = True
 
     def sample(self) -> dict[int, int]:
-        """Until nothing more is admitted; the oldest version that made a token, by prompt."""
+        """Until it is stopped; the oldest version that made a token, by prompt."""
         version = due = 0
         left: dict[int, float] = {}
         begun: set[int] = set()
         place: dict[int, int] = {}
         group_of: dict[int, set[int]] = {}
         watch = None
-        while True:
+        while not self.over:
             if watch is None:
                 watch = self.edge.orders.remote(self.number, 5.0)
             ready, _ = ray.wait([watch], timeout=0.002)
             orders = Orders()
             if ready:
                 orders, watch = ray.get(watch), None
-                if not orders and not left:
-                    return self.births
             due = max(due, orders.version)
             for ticket in orders.tickets:
                 group_of[ticket.position] = set(ticket.samples)
@@ -136,6 +138,7 @@ class Replica:
                     del group_of[position]
             if ended:
                 ray.get(self.edge.finished.remote(ended))
+        return self.births
 
     def _put(self, position: int) -> None:
         rows = contents(position)
@@ -193,7 +196,6 @@ class Game:
         self.ages: Counter[int] = Counter()
         self.trained: Counter[int] = Counter()
         self.killed = self.most_depth = 0
-        self._over = threading.Event()
 
     def play(self) -> None:
         ray.get(self.edge.begin.remote(0, self.steps, None))
@@ -206,7 +208,7 @@ class Game:
         try:
             self._train()
         finally:
-            self._over.set()
+            ray.get([actor.stop.remote() for actor in replicas])
         births: dict[int, int] = {}
         for found in ray.get(samples, timeout=DEADLINE_S):
             births |= found
