@@ -10,7 +10,7 @@ from rlflow.backends.simulator.engine import Engine
 from rlflow.backends.simulator.engine_messages import Request
 from rlflow.backends.simulator.run import Options, simulate
 from rlflow.backends.simulator.run_engines import settings_of_engine
-from rlflow.backends.simulator.run_lengths import lengths_of
+from rlflow.cost.assumed_lengths import lengths_of
 from rlflow.passes.analysis.engine_facts import bands_of
 from rlflow.plan import Plan
 from rlflow.plan_decisions import EngineEstimate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlflow.backends.simulator.sampling import LengthSampler
+from rlflow.cost.draws import LengthSampler
 from rlflow.cost.lengths import Fixed, Lengths, Lognormal
 from rlflow.plan_decisions import EngineEstimate
 
