@@ -16,16 +16,13 @@ import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.batch_queue import readers_of
+from rlflow.backends.ray_runtime.row_stages import needs_rows, rows_root
 from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, regrouped, split
-from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame
+from rlflow.backends.ray_runtime.stages.call import Frame
 from rlflow.backends.ray_runtime.wire import Message, joined, packed_message
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import BestOf, BestWorst, Generate, MixedGroups, Take
-from rlflow.plan import Plan, PutRows, Queue, RunStage, TakeRows, WaitStage
-
-_ROWS = (Take, Generate, BestOf, BestWorst, MixedGroups)
-"""Stages that give rows; the others give a column of them."""
+from rlflow.plan import Plan, PutRows, Queue, TakeRows
 
 
 @dataclass(frozen=True)
@@ -184,28 +181,3 @@ class Rows:
     count: int
     share: Any
     there: bool
-
-
-def rows_root(plan: Plan, stage_id: str) -> str:
-    """The stage whose rows a stage's result belongs to: itself where it gives rows."""
-    stage = plan.stage(stage_id)
-    while not isinstance(stage.op, _ROWS):
-        stage = plan.stage(next(stage.inputs[port] for port in ROW_PORTS if port in stage.inputs))
-    return stage.id
-
-
-def needs_rows(plan: Plan, queue: Queue) -> bool:
-    """Whether the rows must travel with a column: its reader does not have them when it takes the column."""
-    root = rows_root(plan, queue.stage)
-    if root == queue.stage:
-        return False
-    program = plan.program(queue.target)
-    for instructions in (program.step, *(e.instructions for e in program.evaluations)):
-        if not any(isinstance(i, TakeRows) and i.queue == queue.id for i in instructions):
-            continue
-        for instruction in instructions:
-            if isinstance(instruction, TakeRows) and instruction.queue == queue.id:
-                return True
-            if isinstance(instruction, TakeRows | RunStage | WaitStage) and instruction.stage == root:
-                return False
-    return True
