@@ -28,6 +28,7 @@ from rlflow.commands.profile import profile
 from rlflow.commands.report import report
 from rlflow.commands.simulate import simulate
 from rlflow.commands.trace import trace
+from rlflow.commands.virtual import virtual_options
 from rlflow.commands.watch import watch
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
@@ -35,6 +36,7 @@ from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
     from rlflow.driver import Options
     from rlflow.plan import Plan
 
@@ -237,7 +239,12 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
     "--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint."
 )
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
-@click.option("--device", type=click.Choice(["cpu", "npu"]), help="This machine's devices of that kind; default: cpu.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "npu", "virtual"]),
+    help="This machine's devices of that kind; default: cpu. virtual: none, stages sleep for their estimated time.",
+)
+@virtual_options
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
 @debug_option
@@ -250,6 +257,7 @@ def run(
     resume: Path | None,
     address: str | None,
     device: str | None,
+    virtual: VirtualSettings | None,
     allow_changed: bool,
     plain: bool,
 ) -> None:
@@ -257,7 +265,7 @@ def run(
     from rlflow import runs
 
     try:
-        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device)
+        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device, virtual)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
     from rich.console import Console
@@ -274,6 +282,9 @@ def run(
     finally:
         progress.stop()
     if end.interrupted and end.step < end.total_steps:
+        if request.virtual is not None:
+            click.echo(f"stopped after step {end.step} of {end.total_steps}; a virtual run is not resumed", err=True)
+            raise SystemExit(130)
         click.echo(
             f"stopped after step {end.step} of {end.total_steps}; checkpoint: {request.run_dir / end.checkpoint}",
             err=True,
@@ -293,6 +304,7 @@ def _request(
     address: str | None,
     allow_changed: bool,
     device: str | None,
+    virtual: VirtualSettings | None,
 ) -> Any:
     from rlflow import driver, runs
 
@@ -312,11 +324,18 @@ def _request(
         runs.check_sources(plan, base_dir, allow_changed)
     else:
         base_dir = Path(plan.sources[0].path).parent
-    if device is not None:
+    seen = None
+    if virtual is not None:
+        from rlflow.backends.ray_runtime.virtual.preview import preview_of
+
+        seen = preview_of(plan, virtual)
+        _print_diagnostics(seen.warnings, "full")
+        click.echo(seen.sentence, err=True)
+    elif device is not None:
         plan = runs.on_device(plan, device)
     folder = run_dir if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
-    return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address)
+    return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address, virtual=seen)
 
 
 def _closing_lines(request: Any, step: int, checkpoint: str) -> None:

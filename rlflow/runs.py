@@ -21,6 +21,7 @@ from rlflow.driver import changed_sources
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
+    from rlflow.backends.ray_runtime.virtual.preview import Preview
     from rlflow.backends.visualizers.progress import Progress
     from rlflow.plan import Plan
 
@@ -36,6 +37,8 @@ class RunRequest:
     seed: int | None = None
     resume: bool = False
     address: str | None = None
+    virtual: Preview | None = None
+    """Sleep in place of computing."""
 
 
 class RunFolderError(Exception):
@@ -98,7 +101,8 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
             f"running a plan needs the package `{error.name}`, which is not installed",
             help=('pip install "rlflow-dsl[run]"',),
         ) from None
-    refuse_environment(request.plan, os.environ)
+    if request.virtual is None:
+        refuse_environment(request.plan, os.environ)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)
@@ -108,6 +112,8 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
     settings = RunSettings(
         request.base_dir, request.run_dir, request.steps, request.seed, request.resume, request.address
     )
+    if request.virtual is not None:
+        settings = replace(settings, virtual=request.virtual.settings)
     try:
         try:
             end = run_plan(request.plan, settings, record.observer())
@@ -289,4 +295,6 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "data": facts.get("data", {}),
         "parameters": facts.get("parameters", {}),
     }
+    if request.virtual is not None:
+        body["virtual"] = request.virtual.facts
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")

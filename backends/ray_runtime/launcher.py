@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from rlflow.backends.ray_runtime.failures import root_cause, worker_died
 from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
+from rlflow.backends.ray_runtime.virtual.crew import virtual_pools
+from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
+from rlflow.backends.ray_runtime.virtual.start import start_virtual
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.plan import Plan
+from rlflow.plan import Plan, Pool
 
 LOAD_DEADLINE_S = 1800.0
 """For loading one part on all ranks."""
@@ -37,6 +41,8 @@ class RunSettings:
     resume: bool = False
     address: str | None = None
     """Ray cluster to join; None = RAY_ADDRESS, else a local one that ends with the run."""
+    virtual: VirtualSettings | None = None
+    """Sleep instead of computing, on no device."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class RunObserver:
 def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd:
     """Run the plan to its end or to the user's Ctrl-C. Raises RunFailure, KeyboardInterrupt on a second Ctrl-C."""
     refuse_unknown(plan)
-    pools = runnable_pools(plan)
+    pools = runnable_pools(plan) if settings.virtual is None else virtual_pools(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
     resume_step = latest_step(settings.run_dir / "checkpoints") if settings.resume else None
@@ -83,13 +89,28 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
         )
     with (
         Interrupts() as interrupts,
-        ray_session(settings.address, sum(len(pool.ranks) for pool in pools), observer.phase),
+        ray_session(settings.address, _cpus(pools, settings), observer.phase),
     ):
         interrupts.install()
-        observer.phase("placing the ranks")
-        with reserved(pools) as group:
-            started = start_ranks(plan, pools, group, settings)
+        with _started(plan, pools, settings, observer) as started:
             return _Watch(started, settings, observer, interrupts).run(resume_step)
+
+
+def _cpus(pools: Sequence[Pool], settings: RunSettings) -> int:
+    """That a local Ray is told of at least."""
+    return settings.virtual.workers if settings.virtual is not None else sum(len(pool.ranks) for pool in pools)
+
+
+@contextlib.contextmanager
+def _started(plan: Plan, pools: list[Pool], settings: RunSettings, observer: RunObserver) -> Iterator[Started]:
+    """The actors of the run. Virtual ranks need no resources of their own."""
+    if settings.virtual is not None:
+        observer.phase("starting the virtual ranks")
+        yield start_virtual(plan, pools, settings.virtual, settings)
+        return
+    observer.phase("placing the ranks")
+    with reserved(pools) as group:
+        yield start_ranks(plan, pools, group, settings)
 
 
 class _Watch:
@@ -109,7 +130,7 @@ class _Watch:
         self._settings = settings
         self._observer = observer
         self._interrupts = interrupts
-        self._reports_of = StepReports([rank.pool for rank in ranks if rank.rank == 0], len(ranks))
+        self._reports_of = StepReports([rank.pool for rank in ranks if rank.rank == 0], started.devices)
         self._end: dict[str, Any] = {"step": 0, "checkpoint": ""}
         self._asked = False
         self._streams: dict[Any, int] = {}

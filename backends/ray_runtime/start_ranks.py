@@ -18,6 +18,9 @@ from rlflow.device_rules import worker_environment
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool, Queue, SaveCheckpoint
 
+_MORE_CALLS = 1000
+"""Of a queue's actor at once, beside those of its ranks; Ray's own limit for everything."""
+
 
 class StartSettings(Protocol):
     """What starting needs of a run's settings."""
@@ -50,6 +53,8 @@ class Started:
     queues: list[Any]
     control: Any
     """What the pools agree through; None for one pool."""
+    devices: int
+    """Of all pools."""
 
 
 def runnable_pools(plan: Plan) -> list[Pool]:
@@ -69,7 +74,7 @@ def runnable_pools(plan: Plan) -> list[Pool]:
 def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartSettings) -> Started:
     """One actor per rank, pool after pool in rank order, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
-    queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
+    queues = start_queues(plan, sizes)
     savers = sum(any(isinstance(i, SaveCheckpoint) for i in program.step) for program in plan.programs)
     control = ray.remote(num_cpus=0)(RunControl).remote(max(savers, 1)) if len(pools) > 1 else None
     threads = max(1, (os.cpu_count() or 1) // sum(sizes.values()))
@@ -97,7 +102,12 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             options = {"num_cpus": 1, "resources": device_resources(pool), "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(rank_settings)
             ranks.append(StartedRank(pool.name, place.rank, actor))
-    return Started(ranks, list(queues.values()), control)
+    return Started(ranks, list(queues.values()), control, len(ranks))
+
+
+def start_queues(plan: Plan, sizes: dict[str, int]) -> dict[str, Any]:
+    """An actor per queue, by its id; `sizes`: ranks of every pool."""
+    return {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
 
 
 def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:
@@ -108,7 +118,9 @@ def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> Any:
         readers=readers_of(queue, sizes[queue.target]),
         deadline_s=plan.collective_timeout_s,
     )
-    return ray.remote(num_cpus=0)(QueueActor).remote(settings)
+    # Every rank of the source may wait for room at once: readers must still get in.
+    calls = 2 * (settings.parts + settings.readers) + _MORE_CALLS
+    return ray.remote(num_cpus=0, max_concurrency=calls)(QueueActor).remote(settings)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rlflow.backends.simulator.run_calls import calls_of
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import filters_of
 from rlflow.backends.simulator.run_turns import Turns, turns_of
-from rlflow.cost.assumed_lengths import lengths_of
+from rlflow.cost.assumed_lengths import assumed_lengths, lengths_of
 from rlflow.diagnostics import RunFailure
 from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
@@ -125,7 +125,7 @@ def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) ->
     if engine:
         assert facts is not None
         assert options.seed is not None
-        lengths = lengths_of(facts, options.seed, stage.id)
+        lengths = lengths_of(assumed_lengths(facts), options.seed, stage.id)
         world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns)
     else:
         world.servers[stage.id] = BlockServer(world, edge, turns)

@@ -97,6 +97,8 @@ CODES: Final[dict[str, str]] = {
     "RLF5032": "no-device",
     "RLF5033": "not-resident",
     "RLF5034": "memory-above-limit",
+    "RLF5057": "sleeps-too-short",
+    "RLF5058": "rows-not-as-put",
     # 9xxx internal
     "RLF9001": "internal-error",
 }
