@@ -43,8 +43,7 @@ def preview_of(plan: Plan, asked: VirtualSettings) -> Preview:
     share = payload_share(plan, settings)
     listed = ", ".join(f"{count} for `{name}`" for name, count in workers.items())
     rows = "" if share == 1 else f"; rows carry {share:.2%} of their bytes"
-    sentence = (
-        f"virtual: {devices} devices by {sum(workers.values())} workers ({listed}), {settings.speed_up:g} x{rows}"
-    )
+    by = f"{devices} devices by {sum(workers.values())} workers ({listed})"
+    sentence = f"virtual: {by}, {settings.speed_up:g} times as fast as the plan says{rows}"
     facts = {"speed_up": settings.speed_up, "devices": devices, "workers": workers, "payload_share": share}
     return Preview(settings, () if short is None else (short,), sentence, facts)
