@@ -58,7 +58,7 @@ class Interpreter(Walk):
 
     # --- around every instruction ------------------------------------------------------------------------------------
 
-    def _before(self, instruction: Instruction) -> None:
+    def _before(self, instruction: Instruction, step: int) -> None:
         if self.residency is not None:
             self.residency.before(instruction)
 
@@ -105,7 +105,7 @@ class Interpreter(Walk):
     def _put_queue(self, instruction: PutRows) -> None:
         self._edges.put(instruction, self._frame)
 
-    def _reshard(self, instruction: ReshardWeights, step: int, evaluation: bool) -> None:
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics, evaluation: bool) -> None:
         self._state.receive(instruction.model, instruction.readers, step, evaluation)
 
     def _run(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> int | None:
@@ -148,7 +148,7 @@ class Interpreter(Walk):
             )
         self.residency.move(instruction, step)
 
-    def _publish(self, model: str) -> None:
+    def _publish(self, model: str, step: int) -> None:
         self._state.publish(model)
 
     def _checkpoint(self, step: int) -> None:

@@ -94,7 +94,9 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
         options["address"] = address
     else:
         # A pool of several ranks on this machine shares its cores, so Ray is told of as many CPUs as ranks.
+        # Without this Ray would join whatever cluster somebody else has started here.
         options |= {
+            "address": "local",
             "num_cpus": max(os.cpu_count() or 1, min_cpus),
             "include_dashboard": False,
             "configure_logging": False,

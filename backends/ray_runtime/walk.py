@@ -49,7 +49,7 @@ class Walk(ABC):
             started = self._now()
             stage_id = getattr(instruction, "stage", "")
             try:
-                self._before(instruction)
+                self._before(instruction, step)
                 if isinstance(instruction, SaveCheckpoint) and not _is_due(instruction, step):
                     continue
                 tokens = self._handle(instruction, whole, step, metrics)
@@ -74,13 +74,13 @@ class Walk(ABC):
             case PutRows():
                 self._put_queue(instruction)
             case ReshardWeights():
-                self._reshard(instruction, step, whole is not self._step)
+                self._reshard(instruction, step, metrics, whole is not self._step)
             case RunStage():
                 return self._run(self._stages[instruction.stage], whole, step, metrics)
             case WaitStage():
                 self._wait(self._stages[instruction.stage], whole, step, metrics)
             case PublishWeights():
-                self._publish(instruction.model)
+                self._publish(instruction.model, step)
             case MoveObject():
                 self._move(instruction, step)
             case SaveCheckpoint():
@@ -94,7 +94,7 @@ class Walk(ABC):
         return time.time()
 
     @abstractmethod
-    def _before(self, instruction: Instruction) -> None:
+    def _before(self, instruction: Instruction, step: int) -> None:
         """What an instruction needs on the device comes, or is missed."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Walk(ABC):
     def _put_queue(self, instruction: PutRows) -> None: ...
 
     @abstractmethod
-    def _reshard(self, instruction: ReshardWeights, step: int, evaluation: bool) -> None: ...
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics, evaluation: bool) -> None: ...
 
     @abstractmethod
     def _run(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> int | None: ...
@@ -132,7 +132,7 @@ class Walk(ABC):
     def _wait(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> None: ...
 
     @abstractmethod
-    def _publish(self, model: str) -> None: ...
+    def _publish(self, model: str, step: int) -> None: ...
 
     @abstractmethod
     def _move(self, instruction: MoveObject, step: int) -> None: ...

@@ -87,7 +87,7 @@ class VirtualInterpreter(Walk):
     def _now(self) -> float:
         return self._clock.now()
 
-    def _before(self, instruction: Instruction) -> None:
+    def _before(self, instruction: Instruction, step: int) -> None:
         return
 
     def _after(self, instruction: Instruction, step: int, metrics: StepMetrics) -> None:
@@ -240,12 +240,12 @@ class VirtualInterpreter(Walk):
 
     # --- weights and memory ------------------------------------------------------------------------------------------
 
-    def _publish(self, model: str) -> None:
+    def _publish(self, model: str, step: int) -> None:
         version = self._weights.trained[model] = self._weights.trained.get(model, 0) + 1
         channels = [r.id for r in self._plan.reshards if r.model == model and r.source == self._me.pool != r.target]
         self.post.ask([("announce", self._fabric, (id, self._me.member, version)) for id in channels])
 
-    def _reshard(self, instruction: ReshardWeights, step: int, evaluation: bool) -> None:
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics, evaluation: bool) -> None:
         reshard = next(
             r
             for r in self._plan.reshards
