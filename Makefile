@@ -42,8 +42,9 @@ demo: $(STAMP) $(DEMO_DATA) ## Learn small sums with GRPO on this machine
 $(DEMO_DATA): | $(STAMP)
 	$(BIN)/python examples/make_arithmetic.py
 
+# Two processes, a file in one of them: many tests wait for processes that they start.
 test: $(STAMP) ## Run all tests (ARGS="-k graph" runs some)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-browser: $(STAMP) ## Run the tests of the HTML report in headless Chromium, where that is installed
 	$(BIN)/python -m pytest --browser tests/browser -rs $(ARGS)

@@ -146,6 +146,8 @@ class Raw:
 @dataclass
 class Measured:
     seconds: dict[str, list[float]]
+    processor: dict[str, float]
+    """Seconds of all ranks together, of all repetitions."""
     peaks: dict[str, int]
     """Bytes allocated beside both layouts, on the rank with the most."""
     received: int
@@ -206,13 +208,17 @@ def measure(case: str, arguments: argparse.Namespace) -> Measured:
             assert target is not None
             assert torch.equal(tensor.view(torch.int16), target[key].view(torch.int16)), f"{name}: {key}"
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    used = dict.fromkeys(ways, 0.0)
     names = list(ways)
     for number in range(arguments.rounds):
         for name in names[number % 3 :] + names[: number % 3]:
+            before = time.process_time()
             seconds[name].append(timed(ways[name]))
+            used[name] += time.process_time() - before
+    processor = {name: together(round(1e6 * value), dist.ReduceOp.SUM) / 1e6 for name, value in used.items()}
     received = together(moved.received, dist.ReduceOp.SUM)
     assert received == plan.received_bytes == plan.bounds.received_bytes
-    return Measured(seconds, peaks, received, plan.bounds.received_bytes, tensors.elements * 2)
+    return Measured(seconds, processor, peaks, received, plan.bounds.received_bytes, tensors.elements * 2)
 
 
 def report(case: str, found: Measured, cap: int) -> None:
@@ -225,6 +231,11 @@ def report(case: str, found: Measured, cap: int) -> None:
     print(f"{case}: {found.weights / 1e6:.0f} MB of weights, received {found.received / 1e6:.1f} MB = the lower bound")
     print("  " + ", ".join(f"{name} {1e3 * value:.0f} ms" for name, value in middle.items()))
     print(f"  {ratio('gather', 'planned')}, {ratio('planned', 'raw')}")
+    used = found.processor
+    print(
+        f"  processor time: gather / planned {used['gather'] / used['planned']:.2f}, planned / raw "
+        f"{used['planned'] / used['raw']:.2f}"
+    )
     print(
         f"  peak extra memory: planned {found.peaks['planned'] / 2**20:.1f} MiB (cap {cap} MiB), gather "
         f"{found.peaks['gather'] / 2**20:.1f} MiB",
@@ -238,7 +249,7 @@ def process(rank: int, store: Path, arguments: argparse.Namespace) -> None:
     dist.init_process_group(
         "gloo", init_method=store.as_uri(), rank=rank, world_size=WORLD, timeout=timedelta(seconds=300)
     )
-    for case in CASES:
+    for case in arguments.case or CASES:
         found = measure(case, arguments)
         if rank == 0:
             report(case, found, arguments.bucket)
@@ -254,6 +265,7 @@ def main() -> None:
         ("--bucket", 64, "the cap on extra memory, MiB"),
     ):
         parser.add_argument(name, type=int, default=default, help=f"{words} (default %(default)s)")
+    parser.add_argument("--case", choices=CASES, action="append", help="only this one (default: all)")
     arguments = parser.parse_args()
     print(
         f"aims for tp4 to tp2: gather / planned at least {AIM_GATHER:g}, planned / raw at most {AIM_RAW:g}", flush=True

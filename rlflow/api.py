@@ -110,6 +110,7 @@ def run(
     allow_changed: bool = False,
     address: str | None = None,
     progress: bool | Progress = False,
+    log: str | Sequence[str] = (),
     overrides: Overrides = (),
     flow: str | None = None,
     cluster: str | None = None,
@@ -117,11 +118,14 @@ def run(
 ) -> Run:
     """Run on Ray, in the folder `run_dir` (`runs/<flow>/<time>-<plan>` if not given), and wait for the end.
 
-    `progress`: True shows it on standard error. Paths of a plan's sources are looked for from the working folder.
+    `progress`: True shows it on standard error. `log`: where metrics go too, as with `rlflow run --log`.
+    Paths of a plan's sources are looked for from the working folder.
     Raises as `compile`, RunFailure where the run fails, RunFolderError for a folder that is in use, KeyboardInterrupt.
     """
     from rlflow import runs
+    from rlflow.sinks.names import sink_names
 
+    targets = sink_names([log] if isinstance(log, str) else log)
     plan = _plan(source, options, overrides, flow, cluster, profile)
     if isinstance(source, Plan) or (not isinstance(source, Checked) and Path(source).suffix == ".json"):
         base_dir = driver.find_base_dir(plan, None if isinstance(source, Plan) else Path(source))
@@ -130,7 +134,7 @@ def run(
         base_dir = Path(plan.sources[0].path).parent
     folder = Path(run_dir) if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
-    request = runs.RunRequest(plan, base_dir, folder, steps, seed, address=address)
+    request = runs.RunRequest(plan, base_dir, folder, steps, seed, address=address, log=targets)
     shown = _progress(progress, steps)
     if progress is True:
         shown.start(f"run folder {folder}")

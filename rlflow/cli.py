@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +239,12 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
 @click.option(
     "--resume", metavar="RUN_DIR", type=click.Path(path_type=Path), help="Go on from a run's newest checkpoint."
 )
+@click.option(
+    "--keep-checkpoints",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Remove all but the newest N checkpoints; 0 keeps all. Default: as before, all in a new run.",
+)
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
 @click.option(
     "--device",
@@ -246,7 +253,16 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
 )
 @virtual_options
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
+@click.option(
+    "--restarts", type=click.IntRange(min=0), help="How often to go on by itself after a process died; default: 3."
+)
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
+@click.option(
+    "--log",
+    multiple=True,
+    metavar="NAMES",
+    help="Where metrics go too: tensorboard, prometheus, wandb, swanlab, mlflow; several with commas between.",
+)
 @debug_option
 def run(
     path: Path | None,
@@ -255,19 +271,27 @@ def run(
     seed: int | None,
     run_dir: Path | None,
     resume: Path | None,
+    keep_checkpoints: int | None,
     address: str | None,
     device: str | None,
     virtual: VirtualSettings | None,
     allow_changed: bool,
+    restarts: int | None,
     plain: bool,
+    log: tuple[str, ...],
 ) -> None:
     """Run a .rlflow file or a plan on Ray. Ctrl-C stops after the step in progress, with a checkpoint."""
-    from rlflow import runs
 
+    from rlflow import runs
+    from rlflow.sinks.names import sink_names
+
+    targets = sink_names(log)
     try:
         request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device, virtual)
+        request = replace(request, keep=keep_checkpoints, log=targets)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
+    request = replace(request, restarts=restarts)
     from rich.console import Console
 
     from rlflow.backends.visualizers.progress import Progress
@@ -281,10 +305,10 @@ def run(
         end = runs.execute(request, progress)
     finally:
         progress.stop()
+    if end.interrupted and end.step < end.total_steps and request.virtual is not None:
+        click.echo(f"stopped after step {end.step} of {end.total_steps}; a virtual run is not resumed", err=True)
+        raise SystemExit(130)
     if end.interrupted and end.step < end.total_steps:
-        if request.virtual is not None:
-            click.echo(f"stopped after step {end.step} of {end.total_steps}; a virtual run is not resumed", err=True)
-            raise SystemExit(130)
         click.echo(
             f"stopped after step {end.step} of {end.total_steps}; checkpoint: {request.run_dir / end.checkpoint}",
             err=True,
@@ -310,7 +334,9 @@ def _request(
 
     if resume is not None:
         if path is not None or run_dir is not None or seed is not None or device or options != driver.Options():
-            raise click.UsageError("--resume takes everything from the run folder; only --steps may be given with it")
+            raise click.UsageError(
+                "--resume takes everything from the run folder; only --steps, --log and --keep-checkpoints go with it"
+            )
         runs.open_run_dir(resume, resume=True)
         plan = _compiled(resume / "plan.json", driver.Options())
         base_dir = driver.find_base_dir(plan, resume / "plan.json")
@@ -339,22 +365,25 @@ def _request(
 
 
 def _closing_lines(request: Any, step: int, checkpoint: str) -> None:
-    from rlflow.runs import read_metrics
+    from collections import deque
 
-    rows = read_metrics(request.run_dir / "metrics.jsonl")
-    rewards = [r["data"]["critic/score/mean"] for r in rows if "critic/score/mean" in r["data"]]
-    if rewards:
-        tail = rewards[-10:]
-        click.echo(
-            f"mean reward: {rewards[0]:.3f} in the first step, {sum(tail) / len(tail):.3f} over the last {len(tail)}"
-        )
-    held: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row["data"].items():
+    from rlflow.run_rows import json_lines
+
+    first: float | None = None
+    tail: deque[float] = deque(maxlen=10)
+    held: dict[str, tuple[float, float]] = {}
+    for row in json_lines(request.run_dir / "metrics.jsonl"):
+        data = row["data"]
+        if "critic/score/mean" in data:
+            tail.append(data["critic/score/mean"])
+            first = tail[0] if first is None else first
+        for name, value in data.items():
             if name.startswith("val/"):
-                held.setdefault(name, []).append(value)
-    for name, values in sorted(held.items()):
-        click.echo(f"{name}: {values[0]:.3f} before, {values[-1]:.3f} after")
+                held[name] = (held.get(name, (value, value))[0], value)
+    if first is not None:
+        click.echo(f"mean reward: {first:.3f} in the first step, {sum(tail) / len(tail):.3f} over the last {len(tail)}")
+    for name, (before, after) in sorted(held.items()):
+        click.echo(f"{name}: {before:.3f} before, {after:.3f} after")
     click.echo(f"{step} steps; run folder: {request.run_dir}")
     if checkpoint:
         click.echo(f"checkpoint: {request.run_dir / checkpoint}")

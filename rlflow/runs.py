@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -18,17 +20,32 @@ from rlflow.cluster.spec import LOCAL
 from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import changed_sources
+from rlflow.run_record import forget_after, recorded_step
+from rlflow.run_rows import drop_torn_line, json_lines
+from rlflow.sinks.fan_out import CLOSE_S, Sinks
+from rlflow.sinks.names import sink_names
+from rlflow.sinks.sink import RunInfo
 
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
+    from rlflow.backends.ray_runtime.restarts import Restart
     from rlflow.backends.ray_runtime.virtual.preview import Preview
     from rlflow.backends.visualizers.progress import Progress
     from rlflow.plan import Plan
 
 
+TRACE_EVENTS = 100_000
+"""In trace.json, of the last steps: more would not open in a viewer. The folder trace/ has all."""
+HASTE_S = 3.0
+"""For log targets to write what they have when the user does not want to wait."""
+
+
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run and where. `steps` and `seed` None = as the plan says."""
+    """What to run and where. `steps` and `seed` None = as the plan says.
+
+    `keep`: newest checkpoints to keep, 0 = all; None = as before, all in a new run.
+    """
 
     plan: Plan
     base_dir: Path
@@ -37,6 +54,11 @@ class RunRequest:
     seed: int | None = None
     resume: bool = False
     address: str | None = None
+    log: tuple[str, ...] = ()
+    """Where metrics go besides metrics.jsonl, by the names of `rlflow.sinks.names`."""
+    keep: int | None = None
+    restarts: int | None = None
+    """How often the run is started again after a process died; None = as often as is usual."""
     virtual: Preview | None = None
     """Sleep in place of computing."""
 
@@ -47,8 +69,6 @@ class RunFolderError(Exception):
 
 def default_run_dir(plan: Plan) -> Path:
     """runs/<flow>/<date>-<time>-<plan digest>"""
-    import hashlib
-
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()[:8]
     return Path("runs") / plan.flow / f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}"
 
@@ -95,6 +115,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
     """Run, with everything recorded in the run folder, whatever the end. Raises RunFailure, KeyboardInterrupt."""
     try:
         from rlflow.backends.ray_runtime.launcher import RunSettings, run_plan
+        from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS
     except ImportError as error:
         raise RunFailure(
             "RLF5012",
@@ -106,20 +127,30 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)
-    else:
+    request = replace(request, log=sink_names(request.log))
+    if not request.resume:
         (request.run_dir / "plan.json").write_text(request.plan.to_json(), "utf-8")
     record = _Record(request, progress)
     settings = RunSettings(
-        request.base_dir, request.run_dir, request.steps, request.seed, request.resume, request.address
+        request.base_dir,
+        request.run_dir,
+        request.steps,
+        request.seed,
+        request.resume,
+        keep=request.keep or 0,
+        address=request.address,
+        restarts=DEFAULT_RESTARTS if request.restarts is None else request.restarts,
+        virtual=None if request.virtual is None else request.virtual.settings,
     )
-    if request.virtual is not None:
-        settings = replace(settings, virtual=request.virtual.settings)
     try:
         try:
             end = run_plan(request.plan, settings, record.observer())
         except BaseException as error:
             with contextlib.suppress(OSError):  # a full disk, say: the error itself is what counts
-                record.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+                if isinstance(error, KeyboardInterrupt):
+                    record.close("interrupted", HASTE_S)
+                else:
+                    record.close("failed")
             raise
         record.close("interrupted" if end.interrupted and end.step < end.total_steps else "finished")
     except OSError as error:  # of the disk: a failed write does not say where by itself
@@ -128,14 +159,25 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
 
 
 def _as_before(request: RunRequest) -> RunRequest:
-    """A resumed run has the number of steps that it was started with, unless another one is given."""
-    if request.steps is not None:
-        return request
+    """A resumed run has the steps, checkpoints to keep and log targets that it was started with, unless others are
+    given."""
+    before = read_run_json(request.run_dir)
+    steps, keep, log = before.get("steps"), before.get("keep_checkpoints"), before.get("log")
+    if request.steps is None and isinstance(steps, int):
+        request = replace(request, steps=steps)
+    if request.keep is None and isinstance(keep, int):
+        request = replace(request, keep=keep)
+    if not request.log and isinstance(log, list):
+        request = replace(request, log=tuple(str(name) for name in log))
+    return request
+
+
+def _checkpoint_step(run_dir: Path) -> int:
+    """The step to resume after; 0 where that is not known."""
     try:
-        steps = json.loads((request.run_dir / "run.json").read_text("utf-8")).get("steps")
+        return int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text("utf-8"))
     except (OSError, ValueError):
-        return request
-    return replace(request, steps=steps) if isinstance(steps, int) else request
+        return 0
 
 
 class _Record:
@@ -146,11 +188,32 @@ class _Record:
         self._progress = progress
         self._metrics_path = request.run_dir / "metrics.jsonl"
         if request.resume:
-            _drop_torn_line(self._metrics_path)
+            drop_torn_line(self._metrics_path)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
         self._started = time.time()
         self._facts: dict[str, Any] = {}
+        self._restarts: list[dict[str, Any]] = []
         write_run_json(request, "running", self._started, self._facts)
+        self._sinks = self._open_sinks()
+
+    def _open_sinks(self) -> Sinks:
+        """Before anything else starts. RLF5062."""
+        request = self._request
+        if request.log:
+            self._progress.phase(f"opening {', '.join(request.log)}")
+        plan = request.plan
+        settings = {
+            "seed": plan.seed if request.seed is None else request.seed,
+            "cluster": plan.cluster,
+            "plan": hashlib.sha256(plan.to_json().encode()).hexdigest()[:16],
+            "rlflow": __version__,
+        }
+        first = _checkpoint_step(request.run_dir) + 1 if request.resume else 1
+        try:
+            return Sinks(request.log, RunInfo(plan.flow, request.run_dir, settings, request.resume, first))
+        except BaseException:
+            write_run_json(request, "failed", self._started, self._facts)
+            raise
 
     def observer(self) -> RunObserver:
         from rlflow.backends.ray_runtime.launcher import RunObserver
@@ -162,16 +225,20 @@ class _Record:
                 record._progress.phase(text)
 
             def ready(self, facts: dict[str, Any], total_steps: int, first_step: int) -> None:
-                record._facts = facts | {"total_steps": total_steps}
+                record._facts = facts | {"total_steps": total_steps, "restarts": record._restarts}
                 write_run_json(record._request, "running", record._started, record._facts)
                 record._progress.total_steps = total_steps
                 record._truncate(first_step - 1)
+                if "prometheus" in record._request.log:
+                    from rlflow.backends.ray_runtime.prometheus import endpoint
 
-            def step(self, step: int, data: dict[str, float], saved: bool) -> None:
+                    record._progress.message(f"metrics for Prometheus: {endpoint() or 'this Ray serves none'}")
+
+            def step(self, step: int, data: dict[str, float], saved: int) -> None:
                 record._row(step, data)
                 record._progress.step(step, data)
                 if saved:
-                    record._progress.message(f"checkpoint of step {step} saved")
+                    record._progress.message(f"checkpoint of step {saved} saved")
 
             def evaluation(self, step: int, data: dict[str, float]) -> None:
                 record._row(step, data)
@@ -183,43 +250,60 @@ class _Record:
             def message(self, text: str) -> None:
                 record._progress.message(text)
 
+            def restarting(self, restart: Restart) -> None:
+                record._restarts.append(restart.row())
+                record._facts["restarts"] = record._restarts
+                write_run_json(record._request, "running", record._started, record._facts)
+                for line in restart.sentence().splitlines():
+                    record._progress.message(line)
+
+            def recorded(self) -> int | None:
+                last = record._facts.get("total_steps") if record._request.steps is None else record._request.steps
+                return recorded_step(record._request.plan, record._metrics_path, last)
+
         return Observer()
 
     def _row(self, step: int, data: dict[str, float]) -> None:
         self._metrics.write(json.dumps({"step": step, "data": dict(sorted(data.items()))}) + "\n")
         self._metrics.flush()
+        self._tell(self._sinks.row(step, data))
+
+    def _tell(self, failures: list[RunFailure]) -> None:
+        """What went wrong on the way to a sink: the run and metrics.jsonl go on."""
+        for failure in failures:
+            words = "".join(f" ({note})" for note in failure.notes)
+            self._progress.message(f"warning[{failure.code}]: {failure.message}{words}; metrics.jsonl goes on")
 
     def _truncate(self, done: int) -> None:
-        """On resume, forget steps after the checkpoint: they will run again."""
-        if not self._request.resume:
+        """Forget the steps after the checkpoint, which will run again; 0 = all, evaluations before the first too."""
+        if not self._request.resume and not self._restarts:
             return
         self._metrics.close()
-        rows = [row for row in read_metrics(self._metrics_path) if row["step"] <= done]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        building = self._metrics_path.with_suffix(".partial")
-        building.write_text(text, "utf-8")
-        building.replace(self._metrics_path)
+        forget_after(self._request.run_dir, done)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
-        _truncate_trace(self._request.run_dir, done)
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, sink_seconds: float = CLOSE_S) -> None:
         self._metrics.close()
+        self._tell(self._sinks.close(status, sink_seconds))
         write_run_json(self._request, status, self._started, self._facts)
         write_pictures(self._request.plan, self._request.run_dir)
 
 
 def write_pictures(plan: Plan, run_dir: Path) -> None:
     """trace.json from the ranks' events and learning_curve.svg from the metrics."""
-    from rlflow.backends.visualizers.curves import learning_curve_svg
+    from rlflow.backends.visualizers.curves import is_drawn, learning_curve_svg
     from rlflow.backends.visualizers.trace import write_trace
 
-    events = list(read_events(run_dir))
+    events = last_events(run_dir, TRACE_EVENTS)
     if events:
         first = min(event["start_us"] for event in events)
         for event in events:
             event["start_us"] -= first
         write_trace(run_dir / "trace.json", events, plan)
-    rows = read_metrics(run_dir / "metrics.jsonl")
+    rows = [
+        {"step": row["step"], "data": {name: value for name, value in row["data"].items() if is_drawn(name)}}
+        for row in json_lines(run_dir / "metrics.jsonl")
+    ]
     if rows:
         (run_dir / "learning_curve.svg").write_text(learning_curve_svg(rows, plan.flow), "utf-8")
 
@@ -227,44 +311,24 @@ def write_pictures(plan: Plan, run_dir: Path) -> None:
 def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
     """What the ranks recorded, one event per instruction and step; lines torn by a crash are left out."""
     for path in sorted((run_dir / "trace").glob("*.jsonl")):
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # a line torn by a crash
+        yield from json_lines(path)
 
 
-def _truncate_trace(run_dir: Path, done: int) -> None:
-    for path in (run_dir / "trace").glob("*.jsonl"):
-        kept = []
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= done:
-                    kept.append(line + "\n")
-            except ValueError:
-                continue
-        path.write_text("".join(kept), "utf-8")
-
-
-def _drop_torn_line(path: Path) -> None:
-    """A crash may leave half a line at the end; what is appended must start on a new one."""
-    if path.is_file():
-        raw = path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if whole != raw:
-            path.write_bytes(whole)
+def last_events(run_dir: Path, most: int) -> list[dict[str, Any]]:
+    """The events of the last steps, as many whole steps as have at most so many events, but at least one."""
+    counts: Counter[int] = Counter(event["step"] for event in read_events(run_dir))
+    total, first = 0, 0
+    for step in sorted(counts, reverse=True):
+        total += counts[step]
+        if total > most and step != max(counts):
+            break
+        first = step
+    return [event for event in read_events(run_dir) if event["step"] >= first]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Rows {"step": n, "data": {...}} of a metrics.jsonl; lines torn by a crash are left out."""
-    rows = []
-    if path.is_file():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
-    return rows
+    return list(json_lines(path))
 
 
 def read_run_json(run_dir: Path) -> dict[str, Any]:
@@ -292,9 +356,11 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "seconds": round(time.time() - started, 3),
         "versions": versions,
+        "keep_checkpoints": request.keep or 0,
         "data": facts.get("data", {}),
         "parameters": facts.get("parameters", {}),
+        "restarts": facts.get("restarts", []),
+        **({"log": list(request.log)} if request.log else {}),
+        **({} if request.virtual is None else {"virtual": request.virtual.facts}),
     }
-    if request.virtual is not None:
-        body["virtual"] = request.virtual.facts
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -132,6 +132,6 @@ def ray_cluster() -> Iterator[Any]:
     """The module `ray`, with one local Ray of four CPUs for the whole session. Skips where Ray is missing."""
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # tests send nothing anywhere
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, resources={})
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, resources={})
     yield ray
     ray.shutdown()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from rlflow.backends.ray_runtime.streams.refusals import refuse_streams
 from rlflow.diagnostics import RunFailure
 from rlflow.ir.ops import Join, MixedGroups
 from rlflow.plan import Plan
 
 
 def refuse_unknown(plan: Plan) -> None:
-    """RunFailure RLF4003 for a stage that several pools sample for, a reshard in place or of adapters, samples that are
-    admitted other than in order or in parts of a batch, and a refill that reaches into another pool."""
-    _refuse_orders(plan)
+    """RunFailure RLF4003 for a stage that several pools sample for, a reshard in place or of adapters, a refill that
+    reaches into another pool, and streams of samples that `streams.refusals` lists."""
+    refuse_streams(plan)
     _refuse_refills(plan)
     for stage in plan.stages:
         if isinstance(stage.op, Join):
@@ -35,33 +36,6 @@ def refuse_unknown(plan: Plan) -> None:
                 "RLF4003",
                 f"this version moves no adapters between pools, and the plan sends those of `{reshard.model}`",
                 help=("place what samples from it with its training, in the same layout",),
-            )
-
-
-def _refuse_orders(plan: Plan) -> None:
-    """Batches are admitted and trained on whole, one after another."""
-    for stale in (stale for channel in plan.channels for stale in channel.stale):
-        asked = ""
-        if stale.trigger != 1.0:
-            asked = f"starts a step at {stale.trigger:.0%} of the samples"
-        elif stale.admit != "in_order":
-            asked = f"admits samples by `{stale.admit}`"
-        elif stale.burst != 1:
-            asked = f"admits {stale.burst} batches at once"
-        if asked:
-            raise RunFailure(
-                "RLF4003",
-                f"this version admits whole batches in order, and the plan {asked} for `{stale.stage}`",
-                stage=stale.stage,
-                help=("`admit in_order` without a trigger runs; `rlflow simulate` shows what the others would bring",),
-            )
-    for queue in plan.queues:
-        if queue.trigger != 1.0:
-            raise RunFailure(
-                "RLF4003",
-                f"this version trains on whole batches, and the plan starts at {queue.trigger:.0%} of `{queue.stage}`",
-                stage=queue.stage,
-                help=("leave the trigger out",),
             )
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import ray
 
-from rlflow.backends.ray_runtime.data_sources import describe
 from rlflow.backends.ray_runtime.environment_worker import (
     Environments,
     LocalEnvironments,
@@ -25,6 +24,7 @@ from rlflow.backends.ray_runtime.environment_worker import (
     Turn,
     timed_out,
 )
+from rlflow.backends.ray_runtime.failures import exit_reason
 from rlflow.backends.ray_runtime.worker_start import load_all
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.sources import PythonEnvironment
@@ -209,6 +209,6 @@ class EnvironmentPool:
         return RunFailure(
             "RLF5011",
             f"a worker of environment `{name}` died on {where} {turn.index} of the prompt with uid {turn.uid}",
-            notes=(describe(error),),
+            notes=(exit_reason(error),),
             help=("the environment may have crashed the process or used up the memory",),
         )

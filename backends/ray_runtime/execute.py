@@ -10,11 +10,14 @@ import numpy as np
 
 from rlflow.backends.ray_runtime.batch import Share
 from rlflow.backends.ray_runtime.measure import StepMetrics
+from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.pool_edges import PoolEdges
 from rlflow.backends.ray_runtime.residency import residency_of
+from rlflow.backends.ray_runtime.run_logs import doing
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
-from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value
+from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value, token_count
 from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.streams.session import Streams
 from rlflow.backends.ray_runtime.walk import Walk
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Take
@@ -33,9 +36,17 @@ from rlflow.plan import (
 class Interpreter(Walk):
     """Executes instruction lists against a rank's state. `save` writes a checkpoint of the step it is given."""
 
-    def __init__(self, state: RankState, save: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        state: RankState,
+        save: Callable[[int], None],
+        place: PlaceNote | None = None,
+        streams: Streams | None = None,
+    ) -> None:
         self._state = state
         self._save = save
+        self._place = place or PlaceNote()
+        self._streams = streams or Streams(state)
         super().__init__(state.plan, state.pool)
         self._edges = PoolEdges(state.plan, state.all, state.cursors)
         self._edges.connect()
@@ -50,7 +61,11 @@ class Interpreter(Walk):
     def run(self, instructions: Sequence[Instruction], step: int, metrics: StepMetrics) -> None:
         """One pass over the list. Raises RunFailure naming the stage; any other exception becomes RLF5006."""
         self._frame = Frame()
-        with self._outside(instructions if instructions is not self._step else ()):
+        if instructions is self._step:
+            self._streams.begins(step)
+            self._execute(instructions, instructions, step, metrics)
+            return
+        with self._streams.held(instructions, step), self._outside(instructions):
             self._execute(instructions, instructions, step, metrics)
 
     def _outside(self, instructions: Sequence[Instruction]) -> contextlib.AbstractContextManager[None]:
@@ -59,6 +74,8 @@ class Interpreter(Walk):
     # --- around every instruction ------------------------------------------------------------------------------------
 
     def _before(self, instruction: Instruction, step: int) -> None:
+        doing(f"step {step} {instruction.id}")
+        self._place.at(step, instruction.id)
         if self.residency is not None:
             self.residency.before(instruction)
 
@@ -73,6 +90,13 @@ class Interpreter(Walk):
 
     def _drop(self, stage_id: str) -> None:
         self._frame.drop(stage_id)
+
+    def _handle(
+        self, instruction: Instruction, whole: Sequence[Instruction], step: int, metrics: StepMetrics
+    ) -> int | None:
+        if whole is self._step and self._streams.takes_over(instruction):
+            return self._streamed(instruction, step, metrics)
+        return super()._handle(instruction, whole, step, metrics)
 
     # --- kinds -----------------------------------------------------------------------------------------------------
 
@@ -99,14 +123,26 @@ class Interpreter(Walk):
         self._frame.put(stage, batch)
         return len(counted.packed("prompt_ids").values)
 
-    def _take_queue(self, instruction: TakeRows) -> None:
-        self._edges.take(instruction, self._frame)
+    def _streamed(self, instruction: Instruction, step: int, metrics: StepMetrics) -> int | None:
+        """What a stream does all the time; its generate stage gives what has been made for the step."""
+        if not isinstance(instruction, RunStage):
+            return None
+        samples = self._streams.batch(instruction.stage, step)
+        self._frame.put(self._stages[instruction.stage], samples)
+        metrics.samples(samples, instruction.stage)
+        return token_count(samples)
+
+    def _take_queue(self, instruction: TakeRows, metrics: StepMetrics) -> None:
+        depth = self._edges.take(instruction, self._frame)
+        if depth is not None:
+            metrics.mean(f"queue/{instruction.queue}/depth", [depth])
 
     def _put_queue(self, instruction: PutRows) -> None:
         self._edges.put(instruction, self._frame)
 
-    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics, evaluation: bool) -> None:
-        self._state.receive(instruction.model, instruction.readers, step, evaluation)
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics) -> None:
+        evaluation = bool(metrics.evaluation)
+        metrics.waited(self._state.receive(instruction.model, instruction.readers, step, evaluation))
 
     def _run(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> int | None:
         return self._call(RUN, stage, whole, step, metrics)
@@ -150,6 +186,7 @@ class Interpreter(Walk):
 
     def _publish(self, model: str, step: int) -> None:
         self._state.publish(model)
+        self._streams.published(model, step)
 
     def _checkpoint(self, step: int) -> None:
         self._save(step)

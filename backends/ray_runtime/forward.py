@@ -9,9 +9,10 @@ import contextlib
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rlflow.backends.ray_runtime.algorithms.losses import entropy
+from rlflow.backends.ray_runtime.head_log_probs import log_probs_of
 from rlflow.backends.ray_runtime.packing import MicroBatch
 from rlflow.backends.ray_runtime.parallel.packed import packed_inputs
 from rlflow.backends.ray_runtime.parallel.vocabulary import VocabularyHead
@@ -38,7 +39,11 @@ def response_hidden(model: Any, compute: Compute, micro: MicroBatch) -> torch.Te
         beside = packed_inputs(micro, model.device)
         ids = micro.ids.to(model.device)
         hidden = model.get_decoder()(input_ids=ids, use_cache=False, **beside).last_hidden_state
-    return hidden.flatten(0, 1)[micro.read.to(model.device)]
+    read = micro.read.to(model.device)
+    if micro.families is None:
+        return hidden.flatten(0, 1)[read]
+    # Positions repeat; the gradient of this selection is summed in one order, that of [read] in any.
+    return hidden.flatten(0, 1).index_select(0, read)
 
 
 def hidden_log_probs(
@@ -69,14 +74,10 @@ def _head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(model.lm_head, VocabularyHead):
         return model.lm_head.log_probs(hidden, targets, temperature, spread)
-    logits = model.lm_head(hidden).float()
-    if temperature not in (0.0, 1.0):
-        logits = logits / temperature
-    log_probs = torch.log_softmax(logits, -1)
-    logp = log_probs.gather(1, targets[:, None])[:, 0]
-    if spread == "none":
-        return logp, logp.new_zeros(0)
-    return logp, entropy(log_probs if spread == "gradient" else log_probs.detach())
+    logits = model.lm_head(hidden)
+    # A plain layer gives a tensor that nobody else reads; of other heads a copy is overwritten.
+    own = logits.float() if type(model.lm_head) is nn.Linear or logits.dtype != torch.float32 else logits.clone()
+    return log_probs_of(own, targets, temperature or 1.0, entropies=spread != "none", spread=spread == "gradient")
 
 
 def response_values(model: Any, compute: Compute, micro: MicroBatch) -> torch.Tensor:

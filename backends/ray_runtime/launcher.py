@@ -12,14 +12,18 @@ from typing import Any
 import ray
 
 from rlflow.backends.ray_runtime.accepted import refuse_unknown
-from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
-from rlflow.backends.ray_runtime.failures import root_cause, worker_died
+from rlflow.backends.ray_runtime.checkpoint_folder import latest_step, verify
+from rlflow.backends.ray_runtime.failures import actor_died, is_echo, is_late, root_cause, worker_died
 from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
+from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS, Restart, Restarts, step_to_resume
+from rlflow.backends.ray_runtime.saving.parts import clean
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
+from rlflow.backends.ray_runtime.teardown import END_S, death_facts, ended_with, wait_until_gone
 from rlflow.backends.ray_runtime.virtual.crew import virtual_pools
 from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
 from rlflow.backends.ray_runtime.virtual.start import start_virtual
+from rlflow.backends.ray_runtime.watchdog import Watchdog, patient_instructions
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Pool
 
@@ -27,6 +31,10 @@ LOAD_DEADLINE_S = 1800.0
 """For loading one part on all ranks."""
 PEER_GRACE_S = 5.0
 """For the other ranks to fail too, so that the cause is told and not what followed from it."""
+LOST_GRACE_S = 45.0
+"""For Ray to find out that a host is gone, when ranks have lost the connection to others."""
+RETURN_DEADLINE_S = 600.0
+"""For a cluster to have again what a run needs, after it has lost a process or a host."""
 _POLL_S = 0.2
 
 
@@ -39,8 +47,12 @@ class RunSettings:
     steps: int | None = None
     seed: int | None = None
     resume: bool = False
+    keep: int = 0
+    """Newest checkpoints to keep; 0 = all."""
     address: str | None = None
     """Ray cluster to join; None = RAY_ADDRESS, else a local one that ends with the run."""
+    restarts: int = DEFAULT_RESTARTS
+    """How often the run is started again after a process died; 0 = never."""
     virtual: VirtualSettings | None = None
     """Sleep instead of computing, on no device."""
 
@@ -64,14 +76,21 @@ class RunObserver:
     def ready(self, facts: dict[str, Any], total_steps: int, first_step: int) -> None:
         """Everything is loaded; steps `first_step` to `total_steps` follow."""
 
-    def step(self, step: int, data: dict[str, float], saved: bool) -> None:
-        """A step has ended."""
+    def step(self, step: int, data: dict[str, float], saved: int) -> None:
+        """A step has ended. `saved`: the checkpoint that is whole since the report before; 0 = none."""
 
     def evaluation(self, step: int, data: dict[str, float]) -> None:
         """An evaluation after `step` steps has ended."""
 
     def message(self, text: str) -> None:
         """Something the user should read."""
+
+    def restarting(self, restart: Restart) -> None:
+        """A process died, and the run is started again."""
+
+    def recorded(self) -> int | None:
+        """The last step up to which everything that was told is kept; None = nobody keeps it."""
+        return None
 
 
 def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd:
@@ -80,20 +99,43 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
     pools = runnable_pools(plan) if settings.virtual is None else virtual_pools(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
-    resume_step = latest_step(settings.run_dir / "checkpoints") if settings.resume else None
-    if settings.resume and resume_step is None:
+    checkpoints = settings.run_dir / "checkpoints"
+    if settings.resume and latest_step(checkpoints) is None:
         raise RunFailure(
             "RLF5010",
             f"there is no checkpoint to resume from in `{settings.run_dir}`",
             help=("start it anew in another run folder",),
         )
+    resume_step = step_to_resume(checkpoints, observer.recorded(), plan) if settings.resume else None
+    restarts = Restarts(settings.restarts)
     with (
         Interrupts() as interrupts,
         ray_session(settings.address, _cpus(pools, settings), observer.phase),
     ):
         interrupts.install()
-        with _started(plan, pools, settings, observer) as started:
-            return _Watch(started, settings, observer, interrupts).run(resume_step)
+        while True:
+            clean(checkpoints)  # nobody writes there now
+            if resume_step is not None:
+                observer.phase(f"checking the checkpoint of step {resume_step}")
+                verify(checkpoints, resume_step)
+            with _started(plan, pools, settings, observer, bool(restarts.number)) as started:
+                watch = _Watch(started, settings, observer, interrupts, plan)
+                try:
+                    with ended_with(started):
+                        return watch.run(resume_step)
+                except RunFailure as failure:
+                    if watch.stopping:
+                        raise
+                    restarts.after(failure, watch.failed_step)
+                    clean(checkpoints)
+                    resume_step = step_to_resume(checkpoints, observer.recorded(), plan)
+                    lost = Restart(restarts.number, restarts.limit, failure, watch.failed_step, resume_step or 0)
+            interrupts.start_up()
+            observer.restarting(lost)
+            observer.phase("ending the processes that are left")
+            left = wait_until_gone(started)
+            if left:
+                observer.message(f"still there after {END_S:g} s: {', '.join(f'{p.pid} on {p.host}' for p in left)}")
 
 
 def _cpus(pools: Sequence[Pool], settings: RunSettings) -> int:
@@ -102,14 +144,16 @@ def _cpus(pools: Sequence[Pool], settings: RunSettings) -> int:
 
 
 @contextlib.contextmanager
-def _started(plan: Plan, pools: list[Pool], settings: RunSettings, observer: RunObserver) -> Iterator[Started]:
-    """The actors of the run. Virtual ranks need no resources of their own."""
+def _started(
+    plan: Plan, pools: list[Pool], settings: RunSettings, observer: RunObserver, again: bool
+) -> Iterator[Started]:
+    """The actors of a try. Virtual ranks need no resources of their own. `again`: after a process was lost."""
     if settings.virtual is not None:
         observer.phase("starting the virtual ranks")
         yield start_virtual(plan, pools, settings.virtual, settings)
         return
     observer.phase("placing the ranks")
-    with reserved(pools) as group:
+    with reserved(pools, RETURN_DEADLINE_S if again else None) as group:
         yield start_ranks(plan, pools, group, settings)
 
 
@@ -122,11 +166,21 @@ class _Watch:
         settings: RunSettings,
         observer: RunObserver,
         interrupts: Interrupts,
+        plan: Plan,
     ) -> None:
         ranks = self._started = started.ranks
         self._ranks = [rank.actor for rank in ranks]
-        self._queues = started.queues
+        self._queues = list(started.queues.values())
         self._control = started.control
+        self._others = {actor.ended.remote(): f"the queue `{name}`" for name, actor in started.queues.items()}
+        if started.control is not None:
+            ended = started.control.ended.options(concurrency_group="watch").remote()
+            self._others[ended] = "what the pools agree through"
+        self._watchdog = Watchdog(ranks, plan.collective_timeout_s, started.queues, patient_instructions(plan))
+        self._reached = dict.fromkeys((rank.pool for rank in ranks), 0)
+        """Pool to the steps that it has reported."""
+        self._failed_in = ""
+        """Pool of the rank that failed; empty where none is to blame."""
         self._settings = settings
         self._observer = observer
         self._interrupts = interrupts
@@ -137,10 +191,11 @@ class _Watch:
 
     def run(self, resume_step: int | None) -> RunEnd:
         """Everything from the first call to the end of the run."""
+        done = resume_step or 0
+        self._reached = dict.fromkeys(self._reached, done)
         self._load(resume_step)
         facts = joined_facts(self._all([self._ranks[i].facts.remote() for i in self._heads], LOAD_DEADLINE_S))
         total = facts["total_steps"] if self._settings.steps is None else self._settings.steps
-        done = resume_step or 0
         self._end["step"] = done
         self._observer.ready(facts, total, done + 1)
         self._observer.phase("running")
@@ -149,6 +204,16 @@ class _Watch:
         if self._asked and not self._end["step"]:
             raise KeyboardInterrupt  # before the first step: there is nothing to go on with
         return RunEnd(self._end["step"], total, self._end["checkpoint"], self._asked)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the user has asked for the end."""
+        return bool(self._interrupts.count)
+
+    @property
+    def failed_step(self) -> int:
+        """The step that was in progress where the run failed."""
+        return self._reached.get(self._failed_in, min(self._reached.values())) + 1
 
     # --- start-up ----------------------------------------------------------------------------------------------------
 
@@ -179,8 +244,10 @@ class _Watch:
         self._all([call(rank) for rank in self._ranks], LOAD_DEADLINE_S)
 
     def _all(self, refs: list[Any], deadline_s: float) -> list[Any]:
-        """Results of calls to the ranks from the first on. Raises the first RunFailure among them."""
+        """Results of calls to the ranks from the first on. Raises the RunFailure among them that came first, or that
+        caused it."""
         until = time.monotonic() + deadline_s
+        failed_at: float | None = None
         while True:
             done, waiting = ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)
             results: dict[Any, Any] = {}
@@ -189,8 +256,13 @@ class _Watch:
                     results[ref] = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     raise self._died(refs.index(ref), error) from None
-                if isinstance(results[ref], RunFailure):
-                    raise results[ref]
+            self._check_others()
+            failures = [result for result in results.values() if isinstance(result, RunFailure)]
+            if failures:
+                failed_at = failed_at or time.monotonic()
+                cause = root_cause(failures)
+                if not is_echo(cause) or not waiting or time.monotonic() > failed_at + PEER_GRACE_S:
+                    raise cause
             if not waiting:
                 return [results[ref] for ref in refs]
             if time.monotonic() > until:
@@ -207,7 +279,23 @@ class _Watch:
 
     def _died(self, index: int, error: Exception) -> RunFailure:
         rank = self._started[index]
-        return worker_died(rank.pool, rank.rank, error, self._settings.run_dir)
+        self._failed_in = rank.pool
+        return worker_died(rank.pool, rank.rank, error, self._settings.run_dir, death_facts(rank, self._started))
+
+    def _check_others(self) -> None:
+        """RLF5011 for a queue, or what the pools agree through, that is gone."""
+        done, _ = ray.wait(list(self._others), num_returns=1, timeout=0) if self._others else ([], [])
+        for ref in done:
+            raise self._other_died(ref)
+
+    def _other_died(self, ref: Any) -> RunFailure:
+        what = self._others.pop(ref)
+        self._failed_in = ""
+        try:
+            ray.get(ref)
+        except ray.exceptions.RayError as error:
+            return actor_died(what, error)
+        raise AssertionError(f"{what} has ended")
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
@@ -230,28 +318,51 @@ class _Watch:
                 if isinstance(report, RunFailure):
                     raise self._cause(report)
                 self._reports_of.add(report)
+                self._watchdog.heard()
             for report in self._reports_of.whole():
                 self._tell(report)
+            hanging = self._watchdog.check()
+            if hanging is not None:
+                self._failed_in = ""
+                raise hanging
 
     def _reports(self) -> list[dict[str, Any] | RunFailure]:
         """What has come from any rank within the poll time. A rank that ended or died is followed no longer."""
-        ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=_POLL_S)
+        ready, _ = ray.wait([*self._streams, *self._others], num_returns=1, timeout=_POLL_S)
         reports: list[dict[str, Any] | RunFailure] = []
         for stream in ready:
+            if stream in self._others:
+                reports.append(self._other_died(stream))
+                continue
             try:
-                reports.append(ray.get(next(stream)))
+                report = ray.get(next(stream))
             except StopIteration:
                 del self._streams[stream]
+                continue
             except ray.exceptions.RayError as error:
                 reports.append(self._died(self._streams.pop(stream), error))
+                continue
+            pool = self._started[self._streams[stream]].pool
+            if isinstance(report, RunFailure):
+                self._failed_in = pool
+            else:
+                self._reached[pool] = max(self._reached[pool], report["step"])
+            reports.append(report)
         return reports
 
     def _cause(self, first: RunFailure) -> RunFailure:
-        failures = [first]
-        until = time.monotonic() + PEER_GRACE_S
-        while first.code == "RLF5006" and self._streams and time.monotonic() < until:
-            failures += [report for report in self._reports() if isinstance(report, RunFailure)]
-        return root_cause(failures)
+        """Wait for the others to fail too. Where all have only lost somebody, a host may be gone, which takes Ray some
+        time to find out."""
+        failures = [(first, self._failed_in)]
+        begun = time.monotonic()
+        while self._streams and (waited := time.monotonic() - begun) < LOST_GRACE_S:
+            found = root_cause([failure for failure, _ in failures])
+            if not (is_echo(found) or is_late(found)) or (waited > PEER_GRACE_S and is_late(found)):
+                break
+            failures += [(report, self._failed_in) for report in self._reports() if isinstance(report, RunFailure)]
+        cause = root_cause([failure for failure, _ in failures])
+        self._failed_in = next(pool for failure, pool in failures if failure is cause)
+        return self._watchdog.blame(cause) if is_late(cause) else cause
 
     def _tell(self, report: dict[str, Any]) -> None:
         if report.get("ended"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlflow.backends.ray_runtime.idle import Idle, idle_of, queue_takes
 from rlflow.ir.ops import (
     Gae,
     Generate,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 Weighted = tuple[float, float]
 """(sum, weight)"""
 
+RANKS_NAMED = 16
+"""Pools of at most so many ranks have the idle share of every rank among the metrics; traces have it of all."""
+
 
 class StepMetrics:
     """Collects one step, or one evaluation when `evaluation` names it."""
@@ -53,8 +57,14 @@ class StepMetrics:
         self.seconds: dict[str, float] = defaultdict(float)
         self.events: list[dict[str, Any]] = []
         self._first: dict[str, str] = {}
+        self._waited = 0.0
         phase = [stage for stage in plan.stages if stage.phase == (evaluation or "step")]
         self._scoring = sum(isinstance(stage.op, Score | ModelScore) for stage in phase)
+
+    @property
+    def evaluation(self) -> str:
+        """The evaluation that is collected; empty for a step."""
+        return self._evaluation
 
     # --- what the interpreter reports --------------------------------------------------------------------------------
 
@@ -64,9 +74,16 @@ class StepMetrics:
         """One executed instruction; times in seconds since the epoch."""
         stage_id = getattr(instruction, "stage", "")
         self._event(instruction.id, stage_id, instruction.kind, step, start, end, version, tokens)
+        if self._waited:
+            self.events[-1]["waited_us"] = round(self._waited * 1e6)
+            self._waited = 0.0
         name = _timing_name(instruction, self._stages.get(stage_id), self._plan)
         if name:
             self.seconds[name] += end - start
+
+    def waited(self, seconds: float) -> None:
+        """The instruction that is being executed has waited for another pool instead of working."""
+        self._waited += seconds
 
     def call(self, stage: Stage, step: int, start: float, end: float, ended: float = 0.0) -> None:
         """An asynchronous call, from its start to the moment its result was collected; `ended` = when it was there,
@@ -144,6 +161,31 @@ class StepMetrics:
         """Empty for the first stage that reports `what`, `STAGE/` for others."""
         first = self._first.setdefault(what, stage)
         return "" if stage == first else f"{stage.removeprefix(self._evaluation + '.')}/"
+
+    def ages(self, stage: str, ages: np.ndarray) -> None:
+        """Ages [samples] of what is trained on now and `stage` has sampled: version that trains less the oldest version
+        that made a token."""
+        if not len(ages):
+            return
+        self.mean(f"age/{stage}/mean", ages)
+        self.highs[f"age/{stage}/max"] = max(float(ages.max()), self.highs.get(f"age/{stage}/max", -math.inf))
+        for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
+            self.sums[f"age/{stage}/count/{int(age)}"] += float(count)
+
+    def whole_step(self, seconds: float, ranks: int) -> Idle:
+        """The step has ended after `seconds`, on one of so many ranks: how much of it the rank was idle, and why."""
+        program = self._plan.program(self._pool)
+        idle = idle_of(self.events, round(seconds * 1e6), queue_takes(program.step))
+        self.seconds["step"] = seconds
+        pool = f"pool/{self._pool}"
+        self.means[f"{pool}/idle"] = (idle.share, 1.0)
+        if ranks > 1:
+            self.highs[f"{pool}/idle_max"] = self.lows[f"{pool}/idle_min"] = idle.share
+        if 1 < ranks <= RANKS_NAMED:
+            self.sums[f"rank/{self._pool}/{self._rank}/idle"] = idle.share
+        for name, us in idle.waits_us.items():
+            self.means[f"{pool}/wait_s/{name}"] = (us / 1e6, 1.0)
+        return idle
 
     def advantages(self, advantages: np.ndarray) -> None:
         self.spread("critic/advantages", advantages)

@@ -55,7 +55,7 @@ def open_channel(
         getattr(torch, planned.target.storage.dtype),
         device,
     )
-    return WeightChannel(reshard, links, Reading.of(plan, reshard), reshard.model)
+    return WeightChannel(reshard, links, Reading.of(plan, reshard), reshard.model, world.timeout.total_seconds())
 
 
 def runtime_plan(plan: Plan, reshard: Reshard, config: PretrainedConfig) -> ReshardPlan:

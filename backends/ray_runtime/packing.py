@@ -34,6 +34,23 @@ def minibatch_pairs(rows: int, size: int, *, seed: int, step: int, epoch: int) -
     return [(part[:, None] * 2 + np.arange(2)).reshape(-1) for part in parts]
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A prompt that samples share (see shared_prompts.py): its tokens, and rectangles of responses, (rows, width)."""
+
+    prompt: int
+    blocks: tuple[tuple[int, int], ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(count for count, _ in self.blocks)
+
+    @property
+    def area(self) -> int:
+        """Tokens with padding."""
+        return self.prompt + sum(count * width for count, width in self.blocks)
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Some samples as one right-padded rectangle. Response tokens of the rows lie one after another in all [tokens].
@@ -56,6 +73,8 @@ class MicroBatch:
     segments: tuple[int, ...] | None = None
     """Of a packed micro-batch, whose ids are [1, width]: the tokens of every row, which lie one after another; what is
     behind them is padding."""
+    families: tuple[Family, ...] | None = None
+    """Of a micro-batch whose ids are [1, width] and in which samples share their prompts."""
 
 
 class Sequences:
@@ -162,21 +181,32 @@ class Sequences:
         ids[: int(lengths.sum())] = self.ids[ranges(self.starts[rows], lengths)]
         firsts = np.cumsum(lengths) - lengths
         segments = tuple(int(length) for length in lengths if length)
-        return self._micro_batch(rows, torch.from_numpy(ids)[None], firsts, segments)
+        return self.micro_batch(rows, torch.from_numpy(ids)[None], firsts, segments)
 
     def _pad(self, rows: np.ndarray, width: int) -> MicroBatch:
         columns = np.arange(width)
         inside = columns < (self.lengths[rows] - 1)[:, None]
         index = np.where(inside, self.starts[rows][:, None] + columns, 0)
         ids = np.where(inside, self.ids[index], self.pad_id)
-        return self._micro_batch(rows, torch.from_numpy(ids), np.arange(len(rows)) * width)
+        return self.micro_batch(rows, torch.from_numpy(ids), np.arange(len(rows)) * width)
 
-    def _micro_batch(
-        self, rows: np.ndarray, ids: torch.Tensor, firsts: np.ndarray, segments: tuple[int, ...] | None = None
+    def micro_batch(
+        self,
+        rows: np.ndarray,
+        ids: torch.Tensor,
+        firsts: np.ndarray,
+        segments: tuple[int, ...] | None = None,
+        *,
+        heads: np.ndarray | None = None,
+        families: tuple[Family, ...] | None = None,
     ) -> MicroBatch:
-        """`firsts` int64 [rows]: where in the flattened `ids` each row begins."""
+        """`firsts` int64 [rows]: where in the flattened `ids` each row begins, or would if its prompt lay before its
+        response. `heads` int64 [rows]: where its first response token is predicted, if not right before it."""
         lengths = self.response_lengths[rows]
         read = ranges(firsts + self.prompt_lengths[rows] - 1, lengths)
+        if heads is not None:
+            some = lengths > 0
+            read[(np.cumsum(lengths) - lengths)[some]] = heads[some]
         source = ranges(self.response_starts[rows], lengths)
         if self.counted is not None:
             kept = self.counted[source]
@@ -189,6 +219,7 @@ class Sequences:
             source,
             torch.from_numpy(lengths),
             segments,
+            families,
         )
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import ray
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch, Packed
-from rlflow.backends.ray_runtime.batch_queue import readers_of
+from rlflow.backends.ray_runtime.dist_queue.client import DistQueue
+from rlflow.backends.ray_runtime.dist_queue.columns import rows as rows_in
+from rlflow.backends.ray_runtime.dist_queue.edges import edge_of, readers_of
+from rlflow.backends.ray_runtime.dist_queue.rows import RowFacts
 from rlflow.backends.ray_runtime.row_stages import needs_rows, rows_root
 from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, regrouped, split
 from rlflow.backends.ray_runtime.stages.call import Frame
@@ -27,7 +29,7 @@ from rlflow.plan import Plan, PutRows, Queue, TakeRows
 
 @dataclass(frozen=True)
 class Sent:
-    """What the queue's actor holds of one part, beside the reference to it; as bytes, for the actor has no torch."""
+    """What readers learn of one part without reading it; as bytes, for the queue's actor has no torch."""
 
     layout: Layout | None
     """None for a column whose rows the reader has."""
@@ -45,7 +47,7 @@ class PoolEdges:
     world: World
     cursors: dict[str, int]
     _put: dict[str, int] = field(default_factory=dict)
-    _taken: dict[str, int] = field(default_factory=dict)
+    _ends: dict[str, DistQueue] = field(default_factory=dict)
     _blocks: dict[int, dist.ProcessGroup | None] = field(default_factory=dict)
 
     def connect(self) -> None:
@@ -70,27 +72,28 @@ class PoolEdges:
         layout = layout_of(value if isinstance(value, Batch) else rows) if isinstance(value, Batch) or alone else None  # type: ignore[arg-type]
         number = self._put[queue.id] = self._put.get(queue.id, -1) + 1
         origin = None if layout is not None else frame.splits.get(rows_root(self.plan, instruction.stage))
-        facts = pickle.dumps(Sent(layout, origin, dict(self.cursors)))
-        sent = (facts, [ray.put(message)])  # in a list, so that it stays a reference on its way
-        problem = ray.get(self.world.queues[queue.id].put.remote(self.world.rank, number, sent))
-        if problem:
-            raise self._late(queue, problem)
-        return message.nbytes
+        note = pickle.dumps(Sent(layout, origin, dict(self.cursors)))
+        rank, parts = self.world.rank, self.world.size
+        facts = RowFacts((number * parts + rank,), (number,), notes=(note,), spans=((0, message.rows),))
+        return self._end(queue).put(f"rank {rank}", facts, message.columns)
 
-    def take(self, instruction: TakeRows, frame: Frame) -> None:
-        """This rank's rows of the queue's next batch, into the frame."""
+    def take(self, instruction: TakeRows, frame: Frame) -> int | None:
+        """This rank's rows of the queue's next batch, into the frame.
+
+        Batches that the queue held, this one among them; None on ranks that another rank reads for.
+        """
         queue = self._queue(instruction.queue)
         stage = self.plan.stage(instruction.stage)
         reads = self._reads(queue)
         size = self.world.size // reads
         reader, place = divmod(self.world.rank, size)
-        number = self._taken[queue.id] = self._taken.get(queue.id, -1) + 1
         known = frame.splits.get(rows_root(self.plan, stage.id))
         mine: list[Any] = [None]
         shares: list[Any] | None = None
+        depth: int | None = None
         if place == 0:
             try:
-                shares = self._read(queue, reader, size, number, known)
+                shares, depth = self._read(queue, reader, size, known)
             except RunFailure as failure:
                 shares = [failure] * size  # the others wait for their rows: they must hear it too
         group = self._blocks.get(size)
@@ -109,20 +112,19 @@ class PoolEdges:
             batch = Batch(rows.count, columns, rows.share)
             frame.values[stage.id] = frame.rows[stage.id] = batch
             frame.splits[stage.id] = cut
-            return
+            return depth
         frame.values[stage.id] = columns.pop("")
         root = rows_root(self.plan, stage.id)
         frame.rows[stage.id] = Batch(rows.count, columns, rows.share) if rows.there else frame.rows[root]
+        return depth
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _read(self, queue: Queue, reader: int, size: int, number: int, known: list[Split] | None) -> list[Any]:
-        """For every rank of the block: its columns, number of rows, how the batch is split, and cursors."""
-        actor = self.world.queues[queue.id]
-        taken = ray.get(actor.take.remote(reader))
-        if isinstance(taken, str):
-            raise self._late(queue, taken)
-        parts: list[Sent] = [pickle.loads(facts) for facts, _ in taken]
+    def _read(self, queue: Queue, reader: int, size: int, known: list[Split] | None) -> tuple[list[Any], int]:
+        """For every rank of the block its columns, number of rows, how the batch is split, cursors; and the depth."""
+        end = self._end(queue)
+        reading = end.take(f"reader {reader}", end.spec.group)
+        parts: list[Sent] = [pickle.loads(note) for note in reading.facts.notes]
         cut = None if parts[0].layout is not None else regrouped(known, parts[0].origin, self.world.size)
         layouts = [part.layout for part in parts if part.layout is not None]
         if layouts:
@@ -137,10 +139,11 @@ class PoolEdges:
         assert cut is not None
         own = cut[reader * size : (reader + 1) * size]
         needed = {part for one in own for part, _, _ in one.segments} or {0}
-        fetched = ray.get([taken[part][1][0] for part in sorted(needed)])
+        reading.load(needed)
         messages: list[Message | None] = [None] * len(parts)
-        for place, message in zip(sorted(needed), fetched, strict=True):
-            messages[place] = message
+        for place in needed:
+            fields = reading.columns([place])
+            messages[place] = Message(min(map(rows_in, fields.values()), default=0), fields)
         cursors: dict[str, int] = {}
         for part in parts:
             for name, cursor in part.cursors.items():
@@ -155,8 +158,8 @@ class PoolEdges:
                 if one.renumbered:
                     columns.pop("round", None)
             found.append((columns, Rows(rows, one.share, bool(layouts)), cut, cursors))
-        ray.get(actor.done.remote(reader, number))
-        return found
+        end.done(f"reader {reader}", reading.groups)
+        return found, reading.depth
 
     def _queue(self, name: str) -> Queue:
         return next(queue for queue in self.plan.queues if queue.id == name)
@@ -165,13 +168,13 @@ class PoolEdges:
         """Readers of a batch: as many as the plan says, where these are blocks of equal size."""
         return readers_of(queue, self.world.size)
 
-    def _late(self, queue: Queue, problem: str) -> RunFailure:
-        return RunFailure(
-            "RLF5019",
-            f"rank {self.world.rank} of pool `{self.world.pool}` waited {self.world.timeout.total_seconds():g} s for "
-            f"the queue `{queue.id}`",
-            notes=(problem,),
-        )
+    def _end(self, queue: Queue) -> DistQueue:
+        """This rank's end of a queue."""
+        if queue.id not in self._ends:
+            pools, limit = self.world.pools, self.world.timeout.total_seconds()
+            spec = edge_of(queue, pools[queue.source], pools[queue.target], limit)
+            self._ends[queue.id] = DistQueue(spec, self.world.queues[queue.id], self.world.pool, self.world.rank)
+        return self._ends[queue.id]
 
 
 @dataclass(frozen=True)

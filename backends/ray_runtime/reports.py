@@ -37,7 +37,7 @@ class StepReports:
             if len(self._steps[step]) < self._pools:
                 break
             parts = self._steps.pop(step)
-            yield {"step": step, "data": self._joined(step, parts), "saved": any(part["saved"] for part in parts)}
+            yield {"step": step, "data": self._joined(step, parts), "saved": max(part["saved"] for part in parts)}
         others, self._others = self._others, []
         later = []
         for report in others:

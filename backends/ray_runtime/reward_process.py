@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow.backends.ray_runtime.rewards import Attempt, RewardFunction, Sample, Unit, attempt, load_reward
+from rlflow.backends.ray_runtime.run_logs import doing, log_to
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import DataSource, RewardSource
 
@@ -35,7 +36,18 @@ class Loaded:
 class RewardWorker:
     """One loaded reward; made into a Ray actor by `RewardPool`. Failures are returned, so that Ray adds nothing."""
 
-    def __init__(self, source: RewardSource, base_dir: str, data: Mapping[str, DataSource], mark: str) -> None:
+    def __init__(
+        self,
+        source: RewardSource,
+        base_dir: str,
+        data: Mapping[str, DataSource],
+        mark: str,
+        log: str = "",
+        who: str = "",
+    ) -> None:
+        """`log`: the file for what the function prints, told to come from `who`; empty = where Ray puts it."""
+        if log:
+            log_to(Path(log), who)
         self._source = source
         self._base_dir = Path(base_dir)
         self._data = data
@@ -61,6 +73,9 @@ class RewardWorker:
         limit = timeout * longest + WATCHDOG_GRACE_S
 
         def on_start(unit: Unit) -> None:
+            first = samples[unit[0]]
+            several = "" if unit[1] - unit[0] == 1 else f"{unit[1] - unit[0]} samples from "
+            doing(f"{several}sample {first.index} of the prompt with uid {first.uid}")
             self._mark_file.seek(0)
             self._mark_file.write(b"%9d\n" % unit[0])
             # Arming starts a thread, so fast functions share one; it still fires only after `timeout`.
@@ -76,5 +91,6 @@ class RewardWorker:
         except RunFailure as failure:
             return failure
         finally:
+            doing("")
             faulthandler.cancel_dump_traceback_later()
             self._armed_at = 0.0

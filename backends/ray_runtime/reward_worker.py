@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlflow.backends.ray_runtime.data_sources import describe
+from rlflow.backends.ray_runtime.failures import exit_reason
 from rlflow.backends.ray_runtime.reward_process import Loaded, RewardWorker
 from rlflow.backends.ray_runtime.rewards import (
     Attempt,
@@ -57,7 +57,7 @@ class RewardPool:
     """`workers` processes with one reward, started on first use. Used by one thread of its owner.
 
     `base_dir`: where the .rlflow file is. `data`: the flow's data declarations by name. `actor_options`: what Ray is
-    told about each worker. `start_timeout`: seconds.
+    told about each worker. `start_timeout`: seconds. `logs`: of every worker the file for what it prints; none = Ray's.
     """
 
     def __init__(
@@ -70,14 +70,17 @@ class RewardPool:
         workers: int = 1,
         start_timeout: float = 120.0,
         actor_options: Mapping[str, Any] | None = None,
+        logs: Sequence[Path] = (),
     ) -> None:
         self.name = name
+        self._logs = list(logs)
         self._source = source
         self._base_dir = base_dir.absolute()
         self._data = dict(data)
         self._workers = workers
         self._start_timeout = start_timeout
-        self._options = {"num_cpus": 0, **(actor_options or {})}
+        # Ray's record of single calls would grow with every step; the run's trace has them.
+        self._options = {"num_cpus": 0, "enable_task_events": False, **(actor_options or {})}
         self._actors: list[Any] = []
         self._marks: list[Path] = []
         self._loaded: Loaded | None = None
@@ -92,7 +95,7 @@ class RewardPool:
             return
         folder = Path(tempfile.mkdtemp(prefix="rlflow-reward-"))
         self._marks = [folder / str(index) for index in range(self._workers)]
-        self._actors = [self._new_worker(mark) for mark in self._marks]
+        self._actors = [self._new_worker(worker) for worker in range(self._workers)]
         try:
             what = f"reward `{self.name}`"
             self._loaded = load_all(self._actors, what, self._start_timeout, "the reward's module")[0]
@@ -155,12 +158,13 @@ class RewardPool:
             result = ray.get(job.ref)
         except ray.exceptions.RayError as error:
             unit, failure = self._worker_died(job, error)
+            failure = self._with_log(failure, job.worker)
             if unit is None or self._source.on_error == "fail":
                 raise failure from None
             result = Attempt(rest=[other for other in job.units if other != unit], hangs=True)
             result.fail(unit, job.chunk, failure)
         if isinstance(result, RunFailure):
-            raise result
+            raise self._with_log(result, job.worker)
         job.known.scored |= result.scored
         job.known.dropped |= result.dropped
         job.known.ended = max(job.known.ended, result.ended)
@@ -173,6 +177,13 @@ class RewardPool:
             job.deadline = self._deadline(job.units, job.worker)
             job.ref = self._actors[job.worker].score.remote(job.chunk, job.units)
 
+    def _with_log(self, failure: RunFailure, worker: int) -> RunFailure:
+        """The failure with the place of what the function has printed, if it has."""
+        if not self._logs or not self._logs[worker].is_file() or not self._logs[worker].stat().st_size:
+            return failure
+        help = (*failure.help, f"what the reward printed is in {self._logs[worker]}")
+        return RunFailure(failure.code, failure.message, notes=failure.notes, help=help, trace=failure.trace)
+
     def _deadline(self, units: Sequence[Unit], worker: int) -> float:
         tries = self._source.retries + 1
         if self._source.on_error == "drop":
@@ -181,14 +192,16 @@ class RewardPool:
         start = self._start_timeout if worker in self._starting else 0.0
         return time.monotonic() + rows * tries * self._source.timeout_us / 1e6 + COLLECT_GRACE_S + start
 
-    def _new_worker(self, mark: Path) -> Any:
+    def _new_worker(self, worker: int) -> Any:
         remote = ray.remote(RewardWorker).options(**self._options)
-        return remote.remote(self._source, str(self._base_dir), self._data, str(mark))
+        log = str(self._logs[worker]) if self._logs else ""
+        who = f"reward {self.name} worker {worker}"
+        return remote.remote(self._source, str(self._base_dir), self._data, str(self._marks[worker]), log, who)
 
     def _replace_worker(self, index: int) -> None:
         ray.kill(self._actors[index])
         self._marks[index].unlink(missing_ok=True)
-        self._actors[index] = self._new_worker(self._marks[index])
+        self._actors[index] = self._new_worker(index)
         self._starting.add(index)
         self._actors[index].load.remote()  # calls of one actor run in order, so this one is done before the next
 
@@ -222,7 +235,7 @@ class RewardPool:
             "RLF5011",
             f"a worker of reward `{self._loaded.name}` died while scoring {where} {sample.index} "
             f"of the prompt with uid {sample.uid}",
-            notes=(describe(error),),
+            notes=(exit_reason(error),),
             help=("the reward's function may have crashed the process or used up the memory",),
         )
 

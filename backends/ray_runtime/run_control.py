@@ -6,12 +6,15 @@ step that any pool has begun, and the others go on to it.
 
 from __future__ import annotations
 
+import threading
+
 
 class RunControl:
     """An actor with one call per pool and step."""
 
-    def __init__(self, savers: int) -> None:
-        self._savers = savers
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        """Of a checkpoint."""
         self._begun = 0
         self._last: int | None = None
         self._saved: dict[int, int] = {}
@@ -29,6 +32,12 @@ class RunControl:
             self._last = self._begun
 
     def saved(self, step: int) -> bool:
-        """A pool has written its part of a checkpoint; whether it was the last part."""
-        self._saved[step] = self._saved.get(step, 0) + 1
-        return self._saved[step] % self._savers == 0
+        """A part of a checkpoint is written; whether it was the last part."""
+        parts = self._saved.pop(step, 0) + 1
+        if parts < self._parts:
+            self._saved[step] = parts
+        return parts >= self._parts
+
+    def ended(self) -> None:
+        """Never returns (in the concurrency group `watch`): who holds the reference hears of the actor's death."""
+        threading.Event().wait()

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlflow.backends.ray_runtime.connect import INIT_ERRORS, connect
 from rlflow.device_rules import RAY_RESOURCE
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Pool
@@ -63,6 +64,14 @@ class Interrupts:
         """From now on the step in progress is worth waiting for."""
         self._patience = 1
 
+    def start_up(self) -> None:
+        """Nothing is in progress that is worth waiting for, as before `finish_steps`. KeyboardInterrupt where one came
+        meanwhile."""
+        self._patience = 0
+        if self.count:
+            self._raised_at = time.monotonic()
+            raise KeyboardInterrupt
+
     def _handle(self, number: int, frame: object) -> None:
         if self._raised_at is not None and time.monotonic() < self._raised_at + _CLEANUP_S:
             return  # one more, while the first one is cleaned up after, which goes on to the end of the process
@@ -94,22 +103,21 @@ def ray_session(address: str | None, min_cpus: int, on_phase: Callable[[str], No
         options["address"] = address
     else:
         # A pool of several ranks on this machine shares its cores, so Ray is told of as many CPUs as ranks.
-        # Without this Ray would join whatever cluster somebody else has started here.
         options |= {
-            "address": "local",
+            "address": "local",  # and not one that somebody has started on this machine
             "num_cpus": max(os.cpu_count() or 1, min_cpus),
             "include_dashboard": False,
             "configure_logging": False,
         }
     try:
-        try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise RunFailure(
-                "RLF5008",
-                f"cannot connect to Ray at `{address}`" if address else "Ray does not start on this machine",
-                notes=(f"{type(error).__name__}: {error}",),
-            ) from None
+        if address:
+            connect(address, options)
+        else:
+            try:
+                ray.init(**options)
+            except (*INIT_ERRORS, ray.exceptions.RayError) as error:
+                notes = (f"{type(error).__name__}: {error}",)
+                raise RunFailure("RLF5008", "Ray does not start on this machine", notes=notes) from None
         yield
     finally:
         ray.shutdown()
@@ -124,11 +132,12 @@ class Reserved:
 
 
 @contextlib.contextmanager
-def reserved(pools: Sequence[Pool]) -> Iterator[Reserved]:
+def reserved(pools: Sequence[Pool], deadline_s: float | None = None) -> Iterator[Reserved]:
     """A placement group with the ranks of every host of the plan in one bundle, so that they are on one machine.
 
-    RLF5008 with wanted and available when it is not given in time.
+    RLF5008 with wanted and available when it is not given in `deadline_s` seconds, PLACE_DEADLINE_S unless given.
     """
+    deadline_s = PLACE_DEADLINE_S if deadline_s is None else deadline_s
     wanted: dict[str, Counter[str]] = {}
     for pool in pools:
         for place in pool.ranks:
@@ -137,10 +146,10 @@ def reserved(pools: Sequence[Pool]) -> Iterator[Reserved]:
     group = placement_group(bundles, strategy="PACK", name=f"rlflow-{os.getpid()}")
     try:
         # Short waits: a single long one would not let Ctrl-C through.
-        until = time.monotonic() + PLACE_DEADLINE_S
+        until = time.monotonic() + deadline_s
         while not group.wait(timeout_seconds=_POLL_S):
             if time.monotonic() > until:
-                raise _not_placed(pools, list(wanted.values()))
+                raise _not_placed(pools, list(wanted.values()), deadline_s)
         yield Reserved(group, {host: index for index, host in enumerate(wanted)})
     finally:
         with contextlib.suppress(Exception):
@@ -152,7 +161,7 @@ def device_resources(pool: Pool) -> dict[str, float]:
     return {} if pool.device == "cpu" else {RAY_RESOURCE[pool.device]: 1.0}
 
 
-def _not_placed(pools: Sequence[Pool], bundles: list[Counter[str]]) -> RunFailure:
+def _not_placed(pools: Sequence[Pool], bundles: list[Counter[str]], deadline_s: float) -> RunFailure:
     have, total = ray.available_resources(), ray.cluster_resources()
     names = ", ".join(f"`{pool.name}`" for pool in pools)
     kinds = Counter(tuple(bundle.items()) for bundle in bundles)
@@ -163,7 +172,7 @@ def _not_placed(pools: Sequence[Pool], bundles: list[Counter[str]]) -> RunFailur
     )
     return RunFailure(
         "RLF5008",
-        f"Ray did not give pool{'s' * (len(pools) > 1)} {names} what they need within {PLACE_DEADLINE_S:g} s",
+        f"Ray did not give pool{'s' * (len(pools) > 1)} {names} what they need within {deadline_s:g} s",
         notes=(
             f"wanted: {wanted}, each on one machine",
             *(

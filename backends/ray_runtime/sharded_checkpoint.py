@@ -1,12 +1,12 @@
 """Weights of a model that lies in parts on the ranks of a pool, to and from a Hugging Face folder.
 
 The folder is the one that a whole model gives, so that a run may go on under another layout, and people may take it.
-Optimizer states are one file per rank: they need the layout that wrote them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,15 +27,17 @@ def is_sharded(model: ModelState) -> bool:
     return model.mesh is not None and not is_whole(model.mesh)
 
 
-def save_sharded(model: ModelState, folder: Path, writes: bool) -> None:
-    """All ranks of the pool call; the one that `writes`, the first, writes. One tensor travels at a time."""
+def whole_tensors(model: ModelState) -> dict[str, torch.Tensor]:
+    """All ranks of the pool call; the first gets a copy of the weights on the host. One tensor travels at a time."""
     assert model.trainer is not None
-    found = {name: tensor for name, tensor in model.trainer.full_tensors() if tensor is not None}
-    if not writes:
-        return
+    return {name: tensor for name, tensor in model.trainer.full_tensors() if tensor is not None}
+
+
+def write_whole(found: dict[str, torch.Tensor], model: ModelState, tokenizer: Any, folder: Path) -> None:
+    """Write what `whole_tensors` gave, on the rank that got it."""
     folder.mkdir(parents=True, exist_ok=True)
     loaded = model.loaded
-    loaded.tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     if isinstance(loaded.model, ValueHeadModel):
         model.config.save_pretrained(folder)
         save_file(_part(found, _HEAD), folder / VALUE_HEAD)

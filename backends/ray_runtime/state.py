@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from rlflow.backends.ray_runtime.published import PublishCheck
 from rlflow.backends.ray_runtime.reshard_links import Tensors
 from rlflow.backends.ray_runtime.reward_worker import RewardPool
 from rlflow.backends.ray_runtime.rollout import RolloutEngine
+from rlflow.backends.ray_runtime.saving.ahead import Ahead
+from rlflow.backends.ray_runtime.saving.owned import Owned
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.backends.ray_runtime.weight_channel import WeightChannel
 from rlflow.backends.ray_runtime.world import World
@@ -109,9 +112,15 @@ class RankState:
     """Of the data sets of all pools."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
+    ahead: Ahead = field(init=False)
+    owned: dict[str, Owned] = field(default_factory=dict)
+    """What else of this pool goes into a checkpoint, by name."""
+    stream_cursors: dict[str, Any] = field(default_factory=dict)
+    """Of a resumed run: data cursors by the streamed stage (`streams`)."""
 
     def __post_init__(self) -> None:
         self.all = World(self.pool, self.rank, {self.pool: self.world}, group=self.group)
+        self.ahead = Ahead.of(self.plan, self.pool)
 
     def join(self, world: World) -> None:
         """Take part in a run of several ranks, whose groups are connected."""
@@ -218,25 +227,30 @@ class RankState:
         found = [channel for channel in self.channels.values() if channel.model == model and channel.between_pools]
         return [channel for channel in found if channel.reshard.source == self.pool]
 
-    def before_update(self, model: str) -> None:
-        """Weights that are on their way to another pool must leave before they change."""
+    def before_update(self, model: str) -> float:
+        """Weights that are on their way to another pool must leave before they change. Seconds that it took."""
+        started = time.monotonic()
         for channel in self.channels_from(model):
             channel.before_update()
+        return time.monotonic() - started
 
-    def receive(self, model: str, readers: tuple[str, ...], step: int, evaluation: bool) -> None:
-        """Execute a `reshard` instruction: bring the readers' weights to the version that they use at this step."""
+    def receive(self, model: str, readers: tuple[str, ...], step: int, evaluation: bool) -> float:
+        """Execute a `reshard` instruction: bring the readers' weights to the version that they use at this step.
+        Seconds that this rank waited for another pool to give them."""
         channel = next(c for c in self.channels.values() if c.model == model and set(c.reshard.readers) == set(readers))
         state = self.models[model]
         if channel.between_pools:
             wanted = step if evaluation else channel.reading.of_step(step)
             if wanted > channel.version:
-                self._deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
+                self.deliver(channel, wanted, lambda tensors: channel.receive(wanted, tensors))
+                return channel.moved.waited_s
         elif channel.version < state.version:
             assert state.trainer is not None
             source, version = state.trainer.local_tensors(), state.version
-            self._deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
+            self.deliver(channel, version, lambda tensors: channel.move(source, tensors, version))
+        return 0.0
 
-    def _deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
+    def deliver(self, channel: WeightChannel, version: int, bring: Callable[[Tensors], None]) -> None:
         """Let a channel write the tensors of its readers."""
         state = self.models[channel.model]
         if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
@@ -257,8 +271,10 @@ class RankState:
     def drain(self, end: int) -> None:
         """The run ends after step `end`, sooner than planned: no weights may be left on their way."""
         for channel in self.channels.values():
+            if channel.reading.streamed:
+                continue  # its thread takes what is on its way
             for version in channel.left(end):
-                self._deliver(channel, version, functools.partial(channel.receive, version))
+                self.deliver(channel, version, functools.partial(channel.receive, version))
 
     def publish(self, model: str) -> None:
         """Make the trained weights those of every reader; raises the version of all models that share them. RLF5018."""

@@ -23,12 +23,13 @@ from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences, minibatch
 from rlflow.backends.ray_runtime.parallel.build import Parts, build
 from rlflow.backends.ray_runtime.parallel.executor import Prediction
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.parallel.regions import Region
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
 from rlflow.backends.ray_runtime.terms import Inputs, Source, evaluate_terms, metric_names, micro_weights
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Behaviour, Dpo, Entropy, Train, TruncatedIs, ValueClip
 
-_LOGITS_LIMIT = 1 << 26
+_LOGITS_LIMIT = 1 << 27
 """Logits computed at once. Beyond it the head runs in chunks, whose logits backward computes again."""
 _DEFAULT_BUDGET = 16384
 
@@ -278,7 +279,9 @@ class Trainer:
                 weight_decay=settings.weight_decay,
             )
             if self._pending_state is not None:
-                self._optimizer.load_state_dict(self._pending_state)
+                # A state that was put together from a checkpoint has no settings: they are the flow's.
+                own = {"param_groups": self._optimizer.state_dict()["param_groups"]}
+                self._optimizer.load_state_dict(own | self._pending_state)
                 own_memory(self.moments())  # what torch.load read lies in memory that swapping cannot give back
                 self._pending_state = None
         return self._optimizer
@@ -303,6 +306,10 @@ class Trainer:
     def moved_tensors(self) -> list[torch.Tensor]:
         """What the optimizer moves: the weights, or with ZeRO parts of copies of them."""
         return list(self._parts.updates.moved)
+
+    def regions(self) -> list[list[Region]]:
+        """For each of `moved_tensors`: what it has of the weights of the whole model."""
+        return self._parts.updates.regions()
 
     def gradients(self) -> list[torch.Tensor]:
         """Those that there are now."""

@@ -70,11 +70,11 @@ class Walk(ABC):
             case TakeRows():
                 if not instruction.queue:
                     return self._take(self._stages[instruction.stage], step)
-                self._take_queue(instruction)
+                self._take_queue(instruction, metrics)
             case PutRows():
                 self._put_queue(instruction)
             case ReshardWeights():
-                self._reshard(instruction, step, metrics, whole is not self._step)
+                self._reshard(instruction, step, metrics)
             case RunStage():
                 return self._run(self._stages[instruction.stage], whole, step, metrics)
             case WaitStage():
@@ -116,14 +116,14 @@ class Walk(ABC):
         """Rows of a data set."""
 
     @abstractmethod
-    def _take_queue(self, instruction: TakeRows) -> None:
+    def _take_queue(self, instruction: TakeRows, metrics: StepMetrics) -> None:
         """Rows or a column that another pool has put."""
 
     @abstractmethod
     def _put_queue(self, instruction: PutRows) -> None: ...
 
     @abstractmethod
-    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics, evaluation: bool) -> None: ...
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics) -> None: ...
 
     @abstractmethod
     def _run(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> int | None: ...

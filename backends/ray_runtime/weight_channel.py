@@ -2,7 +2,8 @@
 
 On one pool all ranks move their parts when the `reshard` instruction comes. Between pools the ranks that train give
 every version that is asked for (`deliveries`) in a thread of their own, so that `publish` returns at once: what trains
-next waits until the version before has left, unless readers may lag by two steps or more, for which a copy is kept.
+next waits until the version before has left, unless readers may lag by two steps or more, or take a version only when
+their samples are finished: for those a copy is kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 from rlflow.backends.ray_runtime.deliveries import Reading
 from rlflow.backends.ray_runtime.reshard_links import Moved, ReshardLinks, Tensors
+from rlflow.backends.ray_runtime.waiting import ANSWER_GRACE_S
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan_decisions import Reshard
 
@@ -21,11 +23,15 @@ _COPY_FROM_LAG = 2
 
 
 class WeightChannel:
-    """This rank's end of a reshard."""
+    """This rank's end of a reshard. `limit_s`: for weights to leave; the links have it for every message."""
 
-    def __init__(self, reshard: Reshard, links: ReshardLinks, reading: Reading, model: str) -> None:
+    def __init__(
+        self, reshard: Reshard, links: ReshardLinks, reading: Reading, model: str, limit_s: float = 1800.0
+    ) -> None:
+        self._limit_s = limit_s
         self.reshard, self.links, self.reading, self.model = reshard, links, reading, model
         self.between_pools = reshard.source != reshard.target
+        self._copies = reading.lag >= _COPY_FROM_LAG or reading.streamed
         self.version = 0
         """Of the weights that the readers hold."""
         self.moved = Moved()
@@ -39,10 +45,10 @@ class WeightChannel:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, done: int, last: int) -> None:
-        """A run of the steps done + 1 to last begins."""
+    def start(self, done: int, last: int, more: bool = False) -> None:
+        """A run of the steps done + 1 to last begins; `more`: it ends with the samples of the steps ahead."""
         self.version = done
-        self._planned = self.reading.versions(done, last)
+        self._planned = self.reading.versions(done, last, more)
         if self.between_pools and self.links.sends:
             self._thread = threading.Thread(target=self._serve, name=f"weights of {self.model}", daemon=True)
             self._thread.start()
@@ -55,7 +61,7 @@ class WeightChannel:
             self._give(version, tensors())
 
     def _give(self, version: int, tensors: Tensors) -> None:
-        if self.reading.lag >= _COPY_FROM_LAG:
+        if self._copies:
             tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         with self._lock:
             self._pending += 1
@@ -64,12 +70,13 @@ class WeightChannel:
 
     def before_update(self) -> None:
         """Wait until the tensors that are about to change have left. Raises what went wrong on the way."""
-        if self.reading.lag < _COPY_FROM_LAG or self._failure is not None:
+        if not self._copies or self._failure is not None:
             self.settle()
 
     def settle(self) -> None:
         """Wait until everything has left."""
-        self._idle.wait()
+        if not self._idle.wait(self._limit_s + ANSWER_GRACE_S):
+            raise self._stuck("the thread that sends them does not end")
         if self._failure is not None:
             raise self._failure
 
@@ -102,6 +109,14 @@ class WeightChannel:
             return []
         return [version for version in self._planned if self.version < version <= end]
 
+    def _stuck(self, why: str) -> RunFailure:
+        edge = f"from pool `{self.reshard.source}` to pool `{self.reshard.target}`"
+        return RunFailure(
+            "RLF5019",
+            f"weights of `{self.reshard.model}` did not get {edge} within {self._limit_s:g} s",
+            notes=(why,),
+        )
+
     # --- one pool ----------------------------------------------------------------------------------------------------
 
     def move(self, source: Tensors, target: Tensors, version: int) -> None:
@@ -116,7 +131,7 @@ class WeightChannel:
                 self.settle()
             finally:
                 self._jobs.put(None)
-                self._thread.join()
+                self._thread.join(ANSWER_GRACE_S)
                 self._thread = None
 
 

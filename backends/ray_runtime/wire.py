@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rlflow.backends.ray_runtime.batch import Batch, Column, Packed, Share
+from rlflow.backends.ray_runtime.dist_queue.columns import Field, Ragged
 
 CONTEXT = ("uid", "group", "sample", "round", "mask", "response_ids")
 """Columns of the rows that a column belongs to which its readers may ask for."""
@@ -26,25 +27,16 @@ class Message:
     """One rank's part of a value: rows, or a column with, where the reader has not got them, the rows it belongs to."""
 
     rows: int
-    columns: dict[str, Any]
+    columns: dict[str, Field]
     """By name; `""` is the column itself where the value is one."""
     share: Share | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Of the arrays; text and records are not counted."""
-        return sum(
-            sum(part.nbytes for part in column) if isinstance(column, tuple) else column.nbytes
-            for column in self.columns.values()
-            if not isinstance(column, list)
-        )
 
 
 def packed_message(value: Batch | np.ndarray | Packed, rows: Batch | None = None) -> Message:
     """A value as a message; `rows`: what a column belongs to, sent along."""
     if isinstance(value, Batch):
         return Message(value.rows, {name: _sent(column) for name, column in value.columns.items()}, value.share)
-    columns: dict[str, Any] = {"": _sent(value)}
+    columns: dict[str, Field] = {"": _sent(value)}
     if rows is not None:
         columns |= {name: _sent(rows.columns[name]) for name in CONTEXT if name in rows.columns}
     count = value.rows if isinstance(value, Packed) else len(value)
@@ -65,9 +57,9 @@ def joined(messages: Sequence[Message | None], segments: Sequence[Segment]) -> d
     return found
 
 
-def _sent(column: Column) -> Any:
+def _sent(column: Column) -> Field:
     if isinstance(column, Packed):
-        return column.values.numpy(), column.offsets.numpy()
+        return Ragged(column.values.numpy(), column.offsets.numpy())
     return column
 
 

@@ -29,10 +29,15 @@ class World:
     group: dist.ProcessGroup | None = None
     """Of the pool; None for a pool of one rank."""
     queues: Mapping[str, Any] = field(default_factory=dict)
-    """Actors of the queues between pools, by the queue's id."""
+    """The actors of every queue between pools, by the queue's id."""
+    edges: Mapping[str, Any] = field(default_factory=dict)
+    """Actors that admit samples one group at a time, by the stage that samples."""
     control: Any = None
     """Actor of what the pools agree on; None for a plan of one pool."""
     _meshes: dict[tuple[Layout, tuple[int, ...]], Mesh] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of pool `{self.pool}`"
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from rlflow.backends.simulator.clock import Process, Signal, Time, Wait
 from rlflow.backends.simulator.interpreter_moves import starts_of
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.resources import transfer
+from rlflow.backends.simulator.run_migration import begins_early
 from rlflow.ir.flow import STEP, reads_model
 from rlflow.ir.ops import Generate, Join, Score, Train
 from rlflow.plan import (
@@ -31,6 +32,8 @@ from rlflow.stage_times import CHECKPOINT
 
 _Timed = Generator[Time | Wait, None, Time]
 """A process that returns a time."""
+_EARLY_PART = 1 / 64
+"""Of a stage's work, between two looks at how many devices are free."""
 
 
 class Lane:
@@ -77,6 +80,9 @@ class Lane:
             for move in ahead.get(number, ()):
                 self._copy_ahead(move.instruction, step + move.steps)
             started = world.clock.now
+            early = isinstance(instruction, RunStage) and begins_early(world.stage(instruction.stage))
+            if not early:
+                yield from self._rest()
             match instruction:
                 case TakeRows():
                     yield from self._take(instruction, step)
@@ -153,10 +159,12 @@ class Lane:
                 yield from self._work(stage, step, ())
             return started
         sources = [source for source in stage.inputs.values() if world.edge(source, self._phase) is not None]
+        started = world.clock.now
+        ahead = yield from self._early(stage, step, sources)
         for source in sources:
             yield from (self._whole(source) if isinstance(stage.op, Join) else self._share(source, 0.0))
-        started = world.clock.now
-        yield from self._work(stage, step, sources)
+        started = started if ahead else world.clock.now
+        yield from self._work(stage, step, sources, ahead)
         if stage.id in world.filters and self._phase == STEP:
             for source in sources:
                 yield from self._whole(source)
@@ -166,20 +174,40 @@ class Lane:
             world.trained(stage.op.model, step)
         return started
 
-    def _work(self, stage: Stage, step: int, sources: Sequence[str]) -> Process:
+    def _rest(self) -> Process:
+        """Sleeps until no samples of a batch are left that were moved together: what follows needs all devices."""
+        while (server := self._world.tail(self._pool)) is not None:
+            yield Wait(server.changed, "the last samples of a batch")
+
+    def _early(self, stage: Stage, step: int, sources: Sequence[str]) -> Generator[Time | Wait, None, float]:
+        """Works on finished groups, on the devices that the last samples leave free. Returns the share that is done."""
+        world, done = self._world, 0.0
+        total = world.durations.of(stage.id, step) if begins_early(stage) else 0
+        while total and (server := world.tail(self._pool)) is not None:
+            there = min((world.arrived(source, self._phase, self._batch) for source in sources), default=1.0)
+            part, free = min(there - done, _EARLY_PART), server.free
+            if part <= 0 or not free:
+                yield Wait(server.changed, f"finished groups for {stage.id}")
+                continue
+            began = world.clock.now
+            yield total * part / free
+            world.worked(self._pool, began, free)
+            done += part
+        return done
+
+    def _work(self, stage: Stage, step: int, sources: Sequence[str], done: float = 0.0) -> Process:
         """The stage's time, in proportion to the samples. Those that are still being generated come later; those that a
-        trigger carries over to the next step are not of this one."""
+        trigger carries over to the next step are not of this one. `done` of it is done already."""
         world = self._world
         total = world.durations.of(stage.id, step)
         if not total:
             return
         on_devices = reads_model(stage.op) is not None
-        done = 0.0
         while True:
             shares = [(world.share(source, self._phase, self._batch), source) for source in sources]
             share, slowest = min(shares, default=(1.0, ""))
             size = min((world.size(source, self._phase, self._batch) for source in sources), default=1.0)
-            part = total if size - done == 1 else total * (size - done)
+            part = total if size - done == 1 else total * max(0.0, size - done)
             if on_devices:
                 world.hold(self._pool)
             began = world.clock.now
@@ -224,6 +252,7 @@ class Lane:
         world = self._world
         for queue in world.queues_of(stage.id):
             yield from queue.reserve(batch)
+        yield from self._rest()
         started = world.clock.now
         us = world.durations.of(stage.id, step)
         if stage.id in world.calls and stage.phase == STEP:

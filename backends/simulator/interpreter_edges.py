@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from rlflow.backends.simulator.clock import Clock, Signal
 from rlflow.plan import Stage, StaleReader
 from rlflow.protocol.controller import Batch, Controller
-from rlflow.protocol.settings import Settings
-from rlflow.protocol.trigger import Trigger
-
-
-def settings_of(stale: StaleReader | None, batch: int, group: int) -> Settings:
-    """How the edge admits and consumes; without staleness in order, one batch at a time."""
-    if stale is None:
-        return Settings("in_order", 0, batch, group)
-    share = Fraction(repr(round(stale.trigger, 9)))  # as written: 70% is not the binary number next to 0.7
-    trigger = Trigger(share, "partial" if stale.carry == "partial" else "finish", stale.carry == "nothing")
-    return Settings(stale.admit, stale.steps, batch, group, stale.burst, trigger)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +101,11 @@ class Edge:
         open_steps = [it for it in c.steps.values() if not it.complete]
         owed = sum(batch - len(it.groups) * c.gate.group for it in open_steps)
         return len(c.rule.arrived) * c.gate.group >= owed + (step - c.step) * each + least
+
+    def arrived(self, step: int) -> float:
+        """The share of the step's batch that is finished, in whole groups; 1 once the step has begun."""
+        c = self.controller
+        return len(c.rule.arrived) * c.gate.group / c.gate.batches.at(step) if step == c.step else 1.0
 
     def _add(self, batch: Batch) -> None:
         c = self.controller

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlflow.backends.simulator.clock import Clock, Process, Time
+from rlflow.backends.simulator.clock import Clock, Process, Signal, Time
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_queues import BatchQueue
 from rlflow.backends.simulator.interpreter_weights import WeightBook
@@ -32,6 +32,17 @@ class Server(Protocol):
         ...
 
     def release(self) -> None: ...
+
+    @property
+    def free(self) -> float:
+        """The share of the devices that other stages may use while the last samples of a batch are generated; 1 where
+        none are."""
+        ...
+
+    @property
+    def changed(self) -> Signal:
+        """Fired when samples are finished."""
+        ...
 
     @property
     def busy(self) -> bool:
@@ -138,6 +149,11 @@ class World:
         edge = self.edge(stage, phase)
         return 1.0 if edge is None else edge.share(batch) or 0.0
 
+    def arrived(self, stage: str, phase: str, batch: int) -> float:
+        """Of a generate stage's batch, what is finished, be it that it may be read or not."""
+        edge = self.edge(stage, phase)
+        return 1.0 if edge is None else edge.arrived(batch)
+
     def size(self, stage: str, phase: str, batch: int) -> float:
         """Samples of a generate stage's batch that may be read now, over those of a full batch."""
         edge = self.edge(stage, phase)
@@ -159,6 +175,11 @@ class World:
         for stage, server in self.servers.items():
             if self._stages[stage].pool == pool:
                 server.release()
+
+    def tail(self, pool: str) -> Server | None:
+        """What still generates the last samples of a batch, on a part of the pool's devices."""
+        servers = (server for stage, server in self.servers.items() if self._stages[stage].pool == pool)
+        return next((server for server in servers if server.free < 1), None)
 
     def shared(self, pool: str) -> None:
         """A generate stage of the pool has begun or ended: the devices are shared by those that have samples."""

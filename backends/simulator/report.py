@@ -97,6 +97,8 @@ class Result:
     tokens_per_step: float
     """Prompt and response tokens that a step trains on: drawn ones, or the assumed mean. 0 = not known."""
     tokens_drawn: bool
+    moved: Mapping[str, float]
+    """Generate stages whose last samples gather on few engines, to the samples that moved in a step."""
     thrown_out: Mapping[str, ThrownOut]
     """Generate stages that ran sample by sample."""
     failed_calls: Mapping[str, FailedCalls]
@@ -168,6 +170,11 @@ def result_of(world: World, warm_up: int, steps: int, *, repeats: bool) -> Resul
         },
         tokens_per_step=tokens,
         tokens_drawn=drawn,
+        moved={
+            name: sum(count for when, count in server.moved if start < when <= end) / steps
+            for name, server in world.servers.items()
+            if isinstance(server, EngineServer) and server.migrates
+        },
         thrown_out={
             name: _thrown_out([tokens for when, tokens in server.thrown_out if start < when <= end], steps)
             for name, server in world.servers.items()

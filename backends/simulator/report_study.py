@@ -104,6 +104,10 @@ class Study:
                 }
                 for stage, ages in self.ages.items()
             },
+            "moved_samples_per_step": {
+                stage: self.mean(lambda r, stage=stage: r.moved[stage]).value  # type: ignore[misc]
+                for stage in first.moved
+            },
             "thrown_out": {
                 stage: {
                     "samples_per_step": self.mean(lambda r, stage=stage: r.thrown_out[stage].samples).value,  # type: ignore[misc]

@@ -28,6 +28,7 @@ def study_lines(plan: Plan, study: Study) -> list[str]:
     lines += _ages(study)
     lines += _failed_calls(study)
     lines += _refills(study)
+    lines += _moved(study)
     lines += _thrown_out(study)
     lines += _queues(study)
     lines += _links(study)
@@ -145,6 +146,14 @@ def _refills(study: Study) -> list[str]:
         most = max(r.refills[stage].most for r in study.results)
         words = f"rounds of sampling for {stage}: {rounds:.2f} a step on average, at most {most}"
         lines.append(words + (f"; {_percent(short)} of the steps end with too few groups" if short else ""))
+    return lines
+
+
+def _moved(study: Study) -> list[str]:
+    lines = []
+    for stage in study.first.moved:
+        samples = study.mean(lambda r, stage=stage: r.moved[stage]).value  # type: ignore[misc]
+        lines.append(f"moved to other engines at the end of a batch of {stage}: {_rate(samples)} samples a step")
     return lines
 
 

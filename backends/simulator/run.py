@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlflow.backends.simulator.clock import Clock
 from rlflow.backends.simulator.interpreter import Lane
-from rlflow.backends.simulator.interpreter_edges import Edge, settings_of
+from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.report import Result, result_of
@@ -15,6 +15,7 @@ from rlflow.backends.simulator.run_blocks import BlockServer
 from rlflow.backends.simulator.run_calls import calls_of
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import filters_of
+from rlflow.backends.simulator.run_migration import Migration, migrations_of
 from rlflow.backends.simulator.run_turns import Turns, turns_of
 from rlflow.cost.assumed_lengths import assumed_lengths, lengths_of
 from rlflow.diagnostics import RunFailure
@@ -22,6 +23,7 @@ from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
 from rlflow.plan import Plan, SaveCheckpoint, Stage, StaleReader
 from rlflow.protocol.controller import Controller
+from rlflow.protocol.stale_settings import settings_of
 from rlflow.stage_rows import rows_of
 from rlflow.stage_times import CHECKPOINT, Draw, durations_of
 
@@ -49,6 +51,8 @@ class Options:
     """Reward stage to the share of the tries to score a sample that fail."""
     turns: Mapping[str, float] = field(default_factory=dict)
     """Generate stage to the mean seconds that its environment takes between two turns."""
+    migrate: Mapping[str, float] = field(default_factory=dict)
+    """Generate stage to the share of a batch: when no more are left, they move to as few engines as hold them."""
     evaluations: bool = False
     draw: Draw | None = None
     """Changes every time, stage by stage and step by step."""
@@ -76,10 +80,10 @@ def simulate(plan: Plan, options: Options | None = None) -> Result:
     seed = plan.seed if options.seed is None else options.seed
     filters, calls = filters_of(plan, options.keep, seed), calls_of(plan, options.failing, seed)
     world = World(plan, clock, durations, phases, edges, {}, WeightBook(plan, clock), filters, calls)
-    turns = turns_of(plan, options.turns, seed)
+    turns, migrations = turns_of(plan, options.turns, seed), migrations_of(plan, options.migrate)
     for stage in plan.stages:
         if isinstance(stage.op, Generate) and stage.phase == STEP:
-            _serve(world, stage, options, turns.get(stage.id))
+            _serve(world, stage, options, turns.get(stage.id), migrations.get(stage.id))
     for program in plan.programs:
         clock.start(f"pool {program.pool}", Lane(world, program).run(total, options.evaluations))
     stuck = clock.run()
@@ -111,7 +115,7 @@ def simulate_seeds(plan: Plan, options: Options, count: int) -> list[Result]:
     return results
 
 
-def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) -> None:
+def _serve(world: World, stage: Stage, options: Options, turns: Turns | None, migration: Migration | None) -> None:
     """The edge of a generate stage, and what runs it."""
     assert isinstance(stage.op, Generate)
     channel = world.weights.channel(stage.op.model)
@@ -126,7 +130,7 @@ def _serve(world: World, stage: Stage, options: Options, turns: Turns | None) ->
         assert facts is not None
         assert options.seed is not None
         lengths = lengths_of(assumed_lengths(facts), options.seed, stage.id)
-        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns)
+        world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns, migration)
     else:
         world.servers[stage.id] = BlockServer(world, edge, turns)
         world.weights.loads[stage.id].append(edge.load)

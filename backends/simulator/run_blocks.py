@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlflow.backends.simulator.clock import Process, Wait
+from rlflow.backends.simulator.clock import Process, Signal, Wait
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.run_turns import Turns
@@ -40,6 +40,14 @@ class BlockServer:
 
     def release(self) -> None:
         pass
+
+    @property
+    def free(self) -> float:
+        return 1.0
+
+    @property
+    def changed(self) -> Signal:
+        return self._edge.changed
 
     @property
     def busy(self) -> bool:

@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 
-from rlflow.backends.simulator.clock import Process, Time, Wait
+from rlflow.backends.simulator.clock import Process, Signal, Time, Wait
 from rlflow.backends.simulator.engine import Engine
 from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Segments
 from rlflow.backends.simulator.engine_settings import Band, BandedStep, EngineSettings, PrefillCost
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_world import World
+from rlflow.backends.simulator.run_migration import Migration, kept
 from rlflow.backends.simulator.run_turns import Turns
 from rlflow.cost.assumed_lengths import assumed_lengths
 from rlflow.cost.occupancy import headroom
 from rlflow.plan_decisions import EngineEstimate
+from rlflow.protocol.ledger import Place
 from rlflow.protocol.samples import Phase
 
 Length = Callable[[int, int], int]
@@ -52,9 +54,11 @@ class EngineServer:
         length: Length,
         expected: int | None = None,
         turns: Turns | None = None,
+        migration: Migration | None = None,
     ) -> None:
         """`expected`: tokens of a response that engines reckon with at admission; None: as the estimates assume for as
-        many samples as may be under way at once. `turns` of a response, between which it leaves its engine."""
+        many samples as may be under way at once. `turns` of a response, between which it leaves its engine.
+        `migration` of the last samples of a batch to few engines."""
         self._world = world
         self._edge = edge
         self._facts = facts
@@ -74,9 +78,16 @@ class EngineServer:
         self._new: deque[int] = deque()
         self._resumed: list[int] = []
         """Heap of samples that were interrupted."""
+        self._recalled: set[int] = set()
+        """Engines whose samples are interrupted at the end of the step under way: they go on before new ones begin."""
         self._turns = turns
         self._turn: dict[int, int] = {}
         """The turn of a sample, from 2 on."""
+        self._migration = migration
+        self._tail: tuple[int, ...] = ()
+        """The engines that the last samples of a batch have gathered on; none otherwise."""
+        self.moved: list[tuple[Time, int]] = []
+        """(when samples of a batch gathered, how many left their engine)."""
         self._made: dict[int, Segments] = {}
         """What interrupted samples have made already."""
         self._engine_of: dict[int, int] = {}
@@ -101,15 +112,15 @@ class EngineServer:
         edge = self._edge
         self._open = True
         self._settle()
-        while not edge.finished_rounds(step):
+        while not edge.finished_rounds(step) and not self._tail:
             yield Wait(edge.changed, f"samples of {edge.stage.id} for step {step} ({edge.controller.ledger})")
-        self._open = self._background
+        self._open = self._background or bool(self._tail)
         if not edge.trained_elsewhere:
             edge.share(step)  # nobody trains the model: the next batch may begin
 
     def hold(self) -> None:
         self._account()
-        if not self._holds:
+        if not self._holds and not self._tail:
             for number, engine in enumerate(self._engines):
                 engine.pause(self._at(number))
                 self._set_alarm(number)
@@ -122,6 +133,21 @@ class EngineServer:
             for number, engine in enumerate(self._engines):
                 engine.resume(self._at(number))
                 self._set_alarm(number)
+
+    @property
+    def migrates(self) -> bool:
+        """Whether the last samples of a batch gather on few engines."""
+        return self._migration is not None
+
+    @property
+    def free(self) -> float:
+        """The share of the devices that stages may use beside the last samples of a batch; 1 where none are left."""
+        return 1 - len(self._tail) / len(self._engines)
+
+    @property
+    def changed(self) -> Signal:
+        """Fired when groups are finished."""
+        return self._edge.changed
 
     @property
     def busy(self) -> bool:
@@ -145,6 +171,8 @@ class EngineServer:
         for number, engine in enumerate(self._engines):
             if trigger.carries and trigger.carry == "partial":
                 engine.interrupt(self._at(number))
+                if self._loads[number]:
+                    self._recalled.add(number)
             engine.publish(version, self._at(number))
             self._set_alarm(number)
         self._edge.load(version)
@@ -168,11 +196,13 @@ class EngineServer:
             return
         while controller.capacity:
             self._new.extend(controller.admit())
+        if self._recalled:
+            return
         was_busy = self.busy
         requests: dict[int, list[Request]] = {}
         version = controller.gate.version
         while self._resumed or self._new:
-            number = self._loads.index(min(self._loads))
+            number = min(self._tail or range(len(self._loads)), key=self._loads.__getitem__)
             if self._loads[number] >= self._slots:
                 break
             id = heapq.heappop(self._resumed) if self._resumed else self._new.popleft()
@@ -195,8 +225,28 @@ class EngineServer:
         for number, batch in requests.items():
             self._engines[number].submit(batch, self._at(number))
             self._set_alarm(number)
+        self._gather()
         if self.busy != was_busy:
             self._world.shared(self._edge.stage.pool)
+
+    def _gather(self) -> None:
+        """Moves the last samples of a batch together, once, when nothing else waits for a slot."""
+        controller = self._edge.controller
+        waiting = self._new or self._resumed or len(self._engine_of) != controller.ledger.credits[Place.RUNNING]
+        batch = controller.gate.batches.at(controller.step)
+        if self._migration is None or self._tail or waiting or not self._migration.due(len(self._engine_of), batch):
+            return
+        self._tail = kept(self._loads, self._facts) or ()
+        leaving: dict[int, list[int]] = {}
+        for id, number in self._engine_of.items():
+            if self._tail and number not in self._tail:
+                leaving.setdefault(number, []).append(id)
+        for number, ids in leaving.items():
+            self._engines[number].interrupt(self._at(number), ids)
+            self._set_alarm(number)
+        if self._tail:
+            self.moved.append((self._world.clock.now, sum(map(len, leaving.values()))))
+            self._world.clock.fire(self._edge.changed)
 
     # --- what the engines say ----------------------------------------------------------------------------------------
 
@@ -223,6 +273,9 @@ class EngineServer:
         for event in self._engines[number].advance_to(due):
             finished |= self._happened(number, event)
         self._set_alarm(number)
+        if self._tail and not self.busy and not self._resumed:
+            self._tail, self._open = (), self._background
+            self._world.clock.fire(self._edge.changed)
         if not self.busy:
             self._world.shared(self._edge.stage.pool)
         if finished:
@@ -243,6 +296,8 @@ class EngineServer:
         del self._engine_of[id]
         self._loads[number] -= 1
         self._active -= not self._loads[number]
+        if not self._loads[number]:
+            self._recalled.discard(number)
         controller = self._edge.controller
         sample = controller.samples.get(id)
         if sample is None or sample.phase is not Phase.RUNNING:
@@ -289,7 +344,7 @@ class EngineServer:
     def _account(self) -> None:
         """Books the time since the last change as that of the engines that had samples."""
         now = self._world.clock.now
-        if now > self._busy_since and not self._holds and self._active:
+        if now > self._busy_since and (self._tail or not self._holds) and self._active:
             share = self._pace * self._active / len(self._engines)
             self._world.record.work[self._edge.stage.pool].append((self._busy_since, now, share))
         self._busy_since = now

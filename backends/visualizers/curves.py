@@ -18,6 +18,12 @@ REWARD = ("critic/score/mean", "critic/rewards/mean")
 LENGTH = ("response_length/mean",)
 SECONDS = ("timing_s/step", "perf/time_per_step")
 
+
+def is_drawn(name: str) -> bool:
+    """Whether the picture reads a metric."""
+    return name in (*REWARD, *LENGTH, *SECONDS) or name.startswith("val/")
+
+
 MAX_POINTS = 400
 """Points drawn per line; above, each is the mean of its neighbours and the band shows their range."""
 

@@ -1,7 +1,8 @@
 """What metrics say about the flow of work: verl's names, and rlflow's for pools, queues and ages.
 
 `pool/<pool>/idle` is the share of a step (0..1) in which a pool does nothing; `queue/<queue>/depth` batches that wait;
-`age/<stage>/mean` and `age/<stage>/max` how old the samples of a step were, in steps. A run records what it has.
+`age/<stage>/mean` and `age/<stage>/max` how old the samples of a step were, in steps, and `age/<stage>/count/<age>` how
+many had that age. `pool/<pool>/wait_s/<instruction>` says in what a pool waited. A run records what it has.
 """
 
 from __future__ import annotations
@@ -55,6 +56,16 @@ def idle_shares(data: Mapping[str, object]) -> list[tuple[str, float]]:
     if found or not step or not stages:
         return found
     return [("", max(0.0, 1 - sum(value for _, value in stages) / step))]
+
+
+def longest_waits(data: Mapping[str, object]) -> dict[str, str]:
+    """Pool to the instruction in which it waited longest, of the metrics `pool/<pool>/wait_s/<instruction>`."""
+    found: dict[str, tuple[float, str]] = {}
+    for name, seconds in _below(data, "pool/"):
+        pool, mark, instruction = name.partition("/wait_s/")
+        if mark and seconds > 0:
+            found[pool] = max(found.get(pool, (0.0, "")), (seconds, instruction))
+    return {pool: instruction for pool, (_, instruction) in found.items()}
 
 
 def queue_depths(data: Mapping[str, object]) -> list[tuple[str, float]]:

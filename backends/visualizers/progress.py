@@ -16,6 +16,7 @@ from rlflow.backends.visualizers.flow_metrics import (
     ages,
     held_out,
     idle_shares,
+    longest_waits,
     number,
     numbers,
     queue_depths,
@@ -256,8 +257,10 @@ def _flow_words(data: Mapping[str, float], capacities: Mapping[str, int], record
     """
     words = []
     idle = [(pool, share) for pool, share in idle_shares(data) if pool or not recorded_only]
+    waits = longest_waits(data)
     if idle:
-        words.append("idle " + ", ".join(f"{pool} {share:.0%}".strip() for pool, share in idle))
+        parts = [f"{pool} {share:.0%}".strip() + (f" ({waits[pool]})" if pool in waits else "") for pool, share in idle]
+        words.append("idle " + ", ".join(parts))
     queues = [
         f"{name} {depth:.3g}" + (f" of {capacities[name]}" if name in capacities else "")
         for name, depth in queue_depths(data)

@@ -71,6 +71,14 @@ _BRACKETS = {"(": ")", "[": "]"}
     help="What the environment of a generate stage takes between two turns, on average.",
 )
 @click.option(
+    "--migrate",
+    "migrating",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="When so few samples of a generate stage's batch are left, such as samples=20%, they move to few engines, and "
+    "the other devices begin the next stages.",
+)
+@click.option(
     "--mtbf",
     type=click.FloatRange(min=0, min_open=True),
     metavar="HOURS",
@@ -111,6 +119,7 @@ def simulate(
     kept: tuple[str, ...],
     failing: tuple[str, ...],
     waits: tuple[str, ...],
+    migrating: tuple[str, ...],
     mtbf: float | None,
     restart: float,
     evaluations: bool,
@@ -139,6 +148,8 @@ def simulate(
     gc.enable()  # long simulations make cycles
     if headroom is not None and not seeds:
         raise click.UsageError("--headroom is of engines that run sample by sample; add --seeds N")
+    if migrating and not seeds:
+        raise click.UsageError("--migrate moves samples that are generated one by one; add --seeds N")
     asked = Asked(
         steps=steps,
         stated=dict(stated_time(text) for text in stated),
@@ -146,6 +157,7 @@ def simulate(
         keep=dict(_share(text, "--keep") for text in kept),
         failing=dict(_share(text, "--fail") for text in failing),
         turns=dict(stated_time(text, "--turn") for text in waits),
+        migrate=dict(_share(text, "--migrate") for text in migrating),
         evaluations=evaluations,
     )
     failures = None if mtbf is None else Failures(mtbf * 3600, restart)

@@ -17,10 +17,17 @@ class QueueState:
     Counts are *places*: a group takes `group` places however many of its rows are lost, so that batches stay whole. The
     first row reserves the places of all its group, hence half-arrived groups cannot fill the queue and block it.
     Several readers of one consumer (its data-parallel ranks) share its groups. `capacity` None: unbounded.
+    `needs`: fields that a consumer reads; a group is ready for it when it is complete and all its rows have these.
     """
 
     def __init__(
-        self, producers: Iterable[str], consumers: Iterable[str], *, capacity: int | None = None, group: int = 1
+        self,
+        producers: Iterable[str],
+        consumers: Iterable[str],
+        *,
+        capacity: int | None = None,
+        group: int = 1,
+        needs: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         self.producers: dict[str, bool] = dict.fromkeys(producers, True)
         """Whether it is open."""
@@ -29,6 +36,9 @@ class QueueState:
             raise ValueError("a queue has at least one producer and one consumer, each named once")
         if group < 1 or (capacity is not None and capacity < group):
             raise ValueError(f"a capacity of {capacity} places does not hold one group of {group}")
+        self.needs = {name: tuple(dict.fromkeys((needs or {}).get(name, ()))) for name in self.consumers}
+        if unknown := set(needs or ()) - set(self.consumers):
+            raise ValueError(f"fields are needed by {sorted(unknown)}, which are no consumers")
         self.capacity = capacity
         self.group = group
         self.failure: str | None = None
@@ -38,7 +48,7 @@ class QueueState:
         """Groups taken out, by reason."""
         self._groups: dict[int, QueueGroup] = {}
         self._ready: dict[str, dict[int, None]] = {name: {} for name in self.consumers}
-        """By consumer: complete groups it has not taken, in the order in which they became complete."""
+        """By consumer: groups that it could take, in the order in which they became complete."""
         self._seen_rows = IdSet()
         self._seen_groups = IdSet()
         self._next_number = 0
@@ -50,8 +60,9 @@ class QueueState:
         """Free places; None: unbounded."""
         return None if self.capacity is None else self.capacity - len(self._groups) * self.group
 
-    def put(self, producer: str, rows: Sequence[tuple[int, int]]) -> bool:
+    def put(self, producer: str, rows: Sequence[tuple[int, int]], fields: Iterable[str] = ()) -> bool:
         """Adds (row, group) pairs, all or none. False: no room, try again after something is freed (backpressure).
+        `fields`: what the rows bring along, of what consumers need.
 
         Raises `ProtocolError` for a closed producer, a row or a group that was in the queue before, or a full group.
         """
@@ -76,9 +87,29 @@ class QueueState:
             self._seen_rows.add(row)
             self._seen_groups.add(id)
             self._groups.setdefault(id, QueueGroup()).rows.append(row)
-        for id in adds:
+        needed = self._needed(fields)
+        for id, count in adds.items():
+            for name in needed:
+                self._groups[id].fields[name] += count
             self._complete(id)
         return True
+
+    def arrive(self, groups: Mapping[int, int], fields: Iterable[str]) -> None:
+        """So many rows of each group have got these fields, which they did not have. ProtocolError for more than lack
+        one, or for a group that is not there."""
+        needed = self._needed(fields)
+        for id, count in groups.items():
+            entry = self._get(id)
+            for name in needed:
+                if count < 1 or entry.fields[name] + count > len(entry.rows):
+                    raise ProtocolError(
+                        f"`{name}` comes for {count} rows of group {id}, and {entry.fields[name]} of its "
+                        f"{len(entry.rows)} rows have it"
+                    )
+        for id, count in groups.items():
+            for name in needed:
+                self._groups[id].fields[name] += count
+            self._offer(id)
 
     def shorten(self, group: int, rows: int = 1) -> None:
         """So many rows of the group will not come. A group without any is `remove`d instead."""
@@ -121,7 +152,7 @@ class QueueState:
         ended = not any(self.producers.values())
         if not ready:
             return Taken(Status.END if ended and self._had_all(consumer) else Status.WAIT)
-        if len(ready) * self.group < least and not ended:
+        if len(ready) * self.group < least and not self.last(consumer):
             return Taken(Status.WAIT)
         return self._give(consumer, list(ready)[: most // self.group], reader)
 
@@ -155,13 +186,20 @@ class QueueState:
 
     def give_back(self, consumer: str, reader: str = "") -> tuple[int, ...]:
         """The reader is gone: the groups it held are ready again, at their old place in the order."""
-        ready = self._consumer(consumer)
+        self._consumer(consumer)
         back = tuple(id for id, entry in self._groups.items() if entry.readers.get(consumer) == reader)
-        for id in back:
+        self.release(consumer, back)
+        return back
+
+    def release(self, consumer: str, groups: Sequence[int]) -> None:
+        """Groups that a reader of the consumer holds are ready again, at their old place in the order."""
+        ready = self._consumer(consumer)
+        for id in groups:
+            self._held(consumer, id)
+        for id in groups:
             del self._groups[id].readers[consumer]
             ready[id] = None
-        self._ready[consumer] = dict.fromkeys(sorted(ready, key=lambda id: self._groups[id].number or 0))
-        return back
+        self._sort(consumer)
 
     def remove(self, group: int, reason: str, *, by: str | None = None) -> tuple[int, ...]:
         """Filtered, timed out, aborted or failed: the group's rows, to be freed; its places come back, once.
@@ -177,6 +215,39 @@ class QueueState:
             ready.pop(group, None)
         self.removed[reason] += 1
         return tuple(entry.rows)
+
+    def waiting(self, group: int) -> tuple[str, ...]:
+        """Consumers that have not read the group."""
+        entry = self._get(group)
+        return tuple(name for name in self.consumers if name not in entry.done)
+
+    def knows(self, row: int) -> bool:
+        """Whether the row is or was in the queue."""
+        return row in self._seen_rows
+
+    def has(self, group: int) -> bool:
+        """Whether the group holds places now."""
+        return group in self._groups
+
+    def ready(self, consumer: str) -> tuple[int, ...]:
+        """Groups that it could take, the first first."""
+        return tuple(self._consumer(consumer))
+
+    def may_take(self, consumer: str, group: int) -> bool:
+        """Whether the group is ready for the consumer or may become so."""
+        self._consumer(consumer)
+        entry = self._groups.get(group)
+        if entry is None:
+            return group not in self._seen_groups
+        return consumer not in entry.done and consumer not in entry.readers
+
+    def last(self, consumer: str) -> bool:
+        """Whether what is ready for the consumer is the last, but for what its readers may give back."""
+        return not any(self.producers.values()) and not self._awaits(consumer)
+
+    def ended(self, consumer: str) -> bool:
+        """Whether nothing can become ready for the consumer any more, and it has read all there was."""
+        return not any(self.producers.values()) and not self._consumer(consumer) and self._had_all(consumer)
 
     def describe(self) -> str:
         """One line for the dump of a run that stands still."""
@@ -195,8 +266,30 @@ class QueueState:
         entry = self._groups[id]
         if entry.number is None and len(entry.rows) + entry.lost == self.group:
             entry.number, self._next_number = self._next_number, self._next_number + 1
-            for ready in self._ready.values():
+        self._offer(id)
+
+    def _offer(self, id: int) -> None:
+        """Show a complete group to the consumers for which it has all they read; twice is once."""
+        entry = self._groups[id]
+        if entry.number is None:
+            return
+        for name, ready in self._ready.items():
+            if id in ready or name in entry.readers or name in entry.done:
+                continue
+            if all(entry.fields[field] == len(entry.rows) for field in self.needs[name]):
+                late = bool(ready) and (self._groups[next(reversed(ready))].number or 0) > entry.number
                 ready[id] = None
+                if late:
+                    self._sort(name)
+
+    def _sort(self, consumer: str) -> None:
+        ready = self._ready[consumer]
+        self._ready[consumer] = dict.fromkeys(sorted(ready, key=lambda id: self._groups[id].number or 0))
+
+    def _needed(self, fields: Iterable[str]) -> tuple[str, ...]:
+        """Those that a consumer waits for."""
+        wanted = {name for needs in self.needs.values() for name in needs}
+        return tuple(name for name in dict.fromkeys(fields) if name in wanted)
 
     def _give(self, consumer: str, groups: Sequence[int], reader: str) -> Taken:
         for id in groups:
@@ -207,6 +300,14 @@ class QueueState:
     def _had_all(self, consumer: str) -> bool:
         """Whether nothing can become ready for it again: what its readers hold may still be given back."""
         return all(consumer in entry.done for entry in self._groups.values())
+
+    def _awaits(self, consumer: str) -> bool:
+        """Whether there is a group that it has not had and could not take now: rows or fields of it are missing."""
+        ready = self._ready[consumer]
+        return any(
+            id not in ready and consumer not in entry.readers and consumer not in entry.done
+            for id, entry in self._groups.items()
+        )
 
     def _open(self, producer: str) -> None:
         if not self.producers.get(producer, False):
@@ -235,11 +336,12 @@ class QueueState:
             "consumers": list(self.consumers),
             "capacity": self.capacity,
             "group": self.group,
+            "needs": {name: list(fields) for name, fields in self.needs.items()},
             "failure": self.failure,
             "freed": self.freed,
             "removed": dict(sorted(self.removed.items())),
             "groups": [
-                [id, list(it.rows), it.lost, it.number, dict(it.readers), sorted(it.done)]
+                [id, list(it.rows), it.lost, it.number, dict(it.readers), sorted(it.done), dict(it.fields)]
                 for id, it in self._groups.items()
             ],
             "seen_rows": [list(part) for part in self._seen_rows.ranges],
@@ -250,17 +352,16 @@ class QueueState:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> QueueState:
         """What readers held is held still: `give_back` for those that are gone."""
-        queue = cls(data["producers"], data["consumers"], capacity=data["capacity"], group=data["group"])
+        queue = cls(
+            data["producers"], data["consumers"], capacity=data["capacity"], group=data["group"], needs=data["needs"]
+        )
         queue.producers = dict(data["producers"])
         queue.failure, queue.freed, queue.removed = data["failure"], data["freed"], Counter(data["removed"])
         queue._next_number = data["next_number"]
         queue._seen_rows = IdSet((start, end) for start, end in data["seen_rows"])
         queue._seen_groups = IdSet((start, end) for start, end in data["seen_groups"])
-        for id, rows, lost, number, readers, done in data["groups"]:
-            queue._groups[id] = QueueGroup(list(rows), lost, number, dict(readers), set(done))
-        complete = sorted((it.number, id) for id, it in queue._groups.items() if it.number is not None)
-        for name, ready in queue._ready.items():
-            for _, id in complete:
-                if name not in queue._groups[id].readers and name not in queue._groups[id].done:
-                    ready[id] = None
+        for id, rows, lost, number, readers, done, fields in data["groups"]:
+            queue._groups[id] = QueueGroup(list(rows), lost, number, dict(readers), set(done), Counter(fields))
+        for _, id in sorted((it.number, id) for id, it in queue._groups.items() if it.number is not None):
+            queue._offer(id)
         return queue

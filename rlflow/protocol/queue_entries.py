@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -37,3 +38,5 @@ class QueueGroup:
     """Consumers that hold it, with the reader."""
     done: set[str] = field(default_factory=set)
     """Consumers that have read it."""
+    fields: Counter[str] = field(default_factory=Counter)
+    """Rows that have each field which a consumer waits for."""

@@ -58,7 +58,7 @@ def score(prompt, response, answer):
 
 def deterministic(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, float]]]:
     """Metrics that do not depend on the clock."""
-    timing = ("timing_s/", "perf/throughput", "perf/time_per_step")
+    timing = ("timing_s/", "perf/throughput", "perf/time_per_step", "pool/", "rank/", "queue/")
     return [(row["step"], {k: v for k, v in row["data"].items() if not k.startswith(timing)}) for row in rows]
 
 

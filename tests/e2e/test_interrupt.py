@@ -145,15 +145,31 @@ def test_sigterm_stops_as_ctrl_c_does(endless: Any, command: Start, address: str
     assert run.text.splitlines()[-1] == "go on with: rlflow run --resume run"
 
 
-def test_kill_9_then_resume(project: Any, command: Start, address: str, full_run: Any) -> None:
+def _target(link: Path) -> Path | None:
+    try:
+        return link.readlink()
+    except OSError:
+        return None
+
+
+def test_kill_9_then_resume(
+    project: Any, command: Start, address: str, full_run: Any, has_ended: Callable[[int], bool]
+) -> None:
     """Killed at any moment, a run goes on from its newest checkpoint to the same end."""
     project.edit("save every 2 steps", "save every 1 steps")
     rewards = (project.root / "rewards.py").read_text("utf-8")
     project.rewards(rewards.replace("    with LOG", "    __import__('time').sleep(0.05)\n    with LOG"))
     run = command("run", "sums.rlflow", "--run-dir", "run", "--address", address)
     run.until("step 2/4")
+    logs = {project.root / "run" / "logs" / "main-0.log"}
+    ranks = [int(link.parts[2]) for link in Path("/proc").glob("[0-9]*/fd/1") if _target(link) in logs]
+    assert ranks
     run.process.kill()
     assert run.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while not all(has_ended(pid) for pid in ranks):
+        assert time.monotonic() < deadline, "ranks live on without their driver"
+        time.sleep(0.1)
     assert json.loads((project.root / "run" / "run.json").read_text("utf-8"))["status"] == "running"
     again = command("run", "--resume", "run", "--address", address)
     assert again.wait(90) == 0, again.text

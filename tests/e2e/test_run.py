@@ -190,8 +190,8 @@ def test_half_a_checkpoint(project: Any, full_run: Any, capsys: pytest.CaptureFi
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(RunFailure) as failure:
         project.run("run", steps=5, resume=True)
-    assert failure.value.code == "RLF5010"
-    assert "global_step_4" in failure.value.message
+    assert failure.value.code == "RLF5045"
+    assert "`actor/model.safetensors` of the checkpoint of step 4 has 1000 bytes" in failure.value.message
     assert failure.value.help[0].startswith("write 2 into ")
 
 

@@ -64,7 +64,7 @@ def test_the_run_folder_is_that_of_a_run(ran: Path) -> None:
     }
     rows = read_metrics(ran / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert [row["data"]["staleness/max"] for row in rows] == [0, 1, 1, 1]
+    assert [row["data"]["age/samples/max"] for row in rows] == [0, 1, 1, 1]
     assert all(row["data"]["perf/total_num_tokens"] > 0 for row in rows)
     assert (ran / "trace.json").is_file()
     assert "async_grpo" in report(ran)

@@ -26,7 +26,7 @@ def fails(project: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "160")
 
     def run(code: str, *arguments: str | Path, exit_code: int = 1) -> str:
-        given = arguments or (project.flow, "--run-dir", project.root / "run")
+        given = arguments or (project.flow, "--run-dir", project.root / "run", "--restarts", "0")
         assert project.cli("run", *given) == exit_code
         text = capsys.readouterr().err
         assert "Traceback" not in text
@@ -102,7 +102,8 @@ def test_reward_that_hangs(project: Any, fails: Fails) -> None:
 def test_reward_module_that_does_not_load(project: Any, fails: Fails) -> None:
     project.rewards("import no_such_module\n\n\ndef score(response):\n    return 0.0\n")
     text = fails("RLF5014")
-    assert "no_such_module" in text.splitlines()[-1]
+    assert "no_such_module" in text.splitlines()[-2]
+    assert "main-0.log" in text.splitlines()[-1]
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -186,7 +187,8 @@ def test_a_rank_that_is_killed(project: Any, fails: Fails) -> None:
 
     def kill() -> None:
         metrics = project.root / "run" / "metrics.jsonl"
-        while not (metrics.is_file() and metrics.read_text("utf-8").count("\n") > 3):
+        saved = project.root / "run" / "checkpoints" / "latest_checkpointed_iteration.txt"
+        while not (saved.is_file() and metrics.is_file() and metrics.read_text("utf-8").count("\n") > 3):
             time.sleep(0.05)
         log = project.root / "run" / "logs" / "pair-1.log"
         killed_at.append(time.monotonic())

@@ -15,7 +15,7 @@ from rlflow.backends.ray_runtime.parallel.packed import allow_packed, can_pack
 from rlflow.backends.ray_runtime.parallel.pipeline import PipelineExecutor
 from rlflow.backends.ray_runtime.parallel.replicas import shard_weights
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel
-from rlflow.backends.ray_runtime.parallel.updates import ShardedUpdates, Updates
+from rlflow.backends.ray_runtime.parallel.updates import CRITIC, ShardedUpdates, Updates
 from rlflow.ir.flow import Layout
 
 
@@ -38,11 +38,12 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
         shard_weights(forward, loaded.model.get_decoder(), mesh, set(head))
         forward.own_outputs = True
         sharded.refresh()
-    if is_whole(mesh):
-        leaves = [*(p for p in loaded.model.parameters() if p.requires_grad), *head]
-        return Parts(sharded, Executor(forward), Updates(leaves))
-    multiple = mesh.layout.tp if mesh.layout.sp else 1
     packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
+    if is_whole(mesh):
+        leaves = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
+        leaves |= {f"{CRITIC}.{number}": p for number, p in enumerate(head)}
+        return Parts(sharded, Executor(forward, shares=packs), Updates(leaves))
+    multiple = mesh.layout.tp if mesh.layout.sp else 1
     if packs:
         allow_packed(loaded.model.get_decoder())
     executor: Executor

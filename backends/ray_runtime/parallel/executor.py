@@ -13,6 +13,8 @@ from torch import nn
 from rlflow.backends.ray_runtime.forward import Compute, Spread, hidden_log_probs, response_hidden
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences
+from rlflow.backends.ray_runtime.parallel.packed import allow_packed
+from rlflow.backends.ray_runtime.shared_prompts import shared_micro_batches, worth_sharing
 
 Prediction = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Predictions [tokens] that carry the gradient, the policy's entropies if asked for, and the estimates [tokens] of a
@@ -64,12 +66,18 @@ class Executor:
     """One process, or ranks that all go through every micro-batch of their replica."""
 
     def __init__(
-        self, forward: Forward, together: dist.ProcessGroup | None = None, multiple: int = 1, packs: bool = False
+        self,
+        forward: Forward,
+        together: dist.ProcessGroup | None = None,
+        multiple: int = 1,
+        packs: bool = False,
+        shares: bool = False,
     ) -> None:
         """`together`: ranks that talk in every forward, and so need equally many of them. `multiple`: of which the
         width of a micro-batch must be one. `packs`: where rectangles would have much padding, rows are
-        packed one after another instead."""
+        packed one after another instead. `shares`: prompts may be read once for all of their samples."""
         self._forward = forward
+        self._shares = shares
         self._packs = packs
         self._multiple = multiple
         self._together = together
@@ -77,6 +85,11 @@ class Executor:
     def cut(self, sequences: Sequences, rows: np.ndarray, budget: int, unit: int) -> list[MicroBatch]:
         """`rows` as micro-batches of at most `budget` padded tokens, every `unit` consecutive rows together."""
         found = sequences.micro_batches(rows, budget, unit, self._multiple)
+        if self._shares and unit == 1:
+            shared = shared_micro_batches(sequences, rows, budget)
+            if worth_sharing(found, shared, int(self._forward.model.config.hidden_size)):
+                allow_packed(self._forward.model.get_decoder())
+                return shared
         if self._packs and mostly_padding(sequences, rows, found):
             return sequences.packed_micro_batches(rows, budget, unit, parts=1, multiple=self._multiple)
         return found

@@ -6,8 +6,8 @@ vector of weights, and gets the gradients of just that part, once per update (1)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,10 +55,13 @@ class Weight(Protocol):
     share: float
 
 
-class FlatPart:
+W = TypeVar("W", bound=Weight)
+
+
+class FlatPart(Generic[W]):
     """Some weights as one vector, of which every rank of a group moves an equal part."""
 
-    def __init__(self, weights: Sequence[Weight], group: dist.ProcessGroup) -> None:
+    def __init__(self, weights: Sequence[W], group: dist.ProcessGroup) -> None:
         self.weights = list(weights)
         self._group = group
         self._sizes = [weight.local.numel() for weight in weights]
@@ -94,17 +97,21 @@ class FlatPart:
             weight.local.detach().copy_(flat[start : start + size].view_as(weight.local))
             start += size
 
-    def gradients(self) -> list[tuple[torch.Tensor, float]]:
-        """The part's gradient cut where one weight ends, each with the share of that weight that is this rank's own."""
-        assert self.part.grad is not None
-        found = []
+    def parts(self) -> Iterator[tuple[W, int, int, int]]:
+        """Weights that the part has elements [low, high) of, which lie from `at` on: (weight, low, high, at)."""
         start = -self._low
         for weight, size in zip(self.weights, self._sizes, strict=True):
             low, high = max(start, 0), min(start + size, self._length)
             if low < high:
-                found.append((self.part.grad[low:high], weight.share * self._group.size()))
+                yield weight, low - start, high - start, low
             start += size
-        return found
+
+    def gradients(self) -> list[tuple[torch.Tensor, float]]:
+        """The part's gradient cut where one weight ends, each with the share of that weight that is this rank's own."""
+        gradient = self.part.grad
+        assert gradient is not None
+        share = self._group.size()
+        return [(gradient[at : at + high - low], weight.share * share) for weight, low, high, at in self.parts()]
 
     def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = self.part.new_zeros(self._length * self._group.size())

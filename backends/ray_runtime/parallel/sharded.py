@@ -188,6 +188,10 @@ class ShardedModel:
                 )
         return found
 
+    def pieces(self, name: str) -> list[tuple[Any, Any]]:
+        """(box of a whole weight, box of this rank's), which tile what the rank has of it."""
+        return self._pieces(self.specs[name], self.mesh.place)
+
     # --- what gradients mean -----------------------------------------------------------------------------------------
 
     def sharded_over_replicas(self, name: str) -> bool:

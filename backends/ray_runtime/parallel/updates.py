@@ -6,7 +6,8 @@ Losses have denominators of the whole mini-batch, so gradients are sums over ran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +16,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
+from rlflow.backends.ray_runtime.parallel.regions import Region, boxes, whole_region
 from rlflow.backends.ray_runtime.parallel.replicas import FlatPart
 from rlflow.backends.ray_runtime.parallel.sharded import ShardedModel, plain
 from rlflow.backends.ray_runtime.parallel.weights import EMBEDDING, Rule, Spec, summed_over_tp
+
+CRITIC = "critic.head"
+"""Before the numbers of the parameters that a shared critic adds to its model's."""
 
 
 class Updates:
     """What an update does beside the loss, for a model that is whole on every rank."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.leaves = list(parameters)
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._names = list(parameters)
+        self.leaves = list(parameters.values())
         """What backward gives gradients."""
         self.moved = self.leaves
         """What the optimizer moves."""
@@ -54,6 +60,10 @@ class Updates:
     def after_step(self) -> None:
         """After the optimizer moved `moved`."""
 
+    def regions(self) -> list[list[Region]]:
+        """For every tensor of `moved`: what it has of the model's weights, padding left out."""
+        return [[whole_region(n, tuple(p.shape))] for n, p in zip(self._names, self.leaves, strict=True)]
+
 
 @dataclass
 class _Slot:
@@ -68,6 +78,8 @@ class _Slot:
     """Data parallelism that has not been summed over by FSDP."""
     share: float
     """1 / number of ranks that hold the same elements, replicas counted where each has all of them."""
+    regions: tuple[Region, ...]
+    """Of the local weight."""
 
     def gradient(self) -> torch.Tensor:
         grad = self.leaf.grad
@@ -92,7 +104,11 @@ class ShardedUpdates(Updates):
         for leaf in extra:
             spec = Spec("", tuple(leaf.shape), Rule.WHOLE, 0)
             self._slots.append(_slot(sharded, spec, leaf))
-        super().__init__([slot.leaf for slot in self._slots])
+        names = [n for n, leaf in sharded.parameters.items() if leaf.requires_grad]
+        names += [f"{CRITIC}.{number}" for number in range(len(extra))]
+        for name, slot in zip(names, self._slots, strict=True):
+            slot.regions = tuple(_regions(sharded, name, slot))
+        super().__init__({name: slot.leaf for name, slot in zip(names, self._slots, strict=True)})
         self._zero = sharded.layout.zero
         self._flats = self._flat_parts() if self._zero in (1, 2) else []
         self.moved = [slot.local for slot in self._whole()] + [flat.part for flat in self._flats]
@@ -131,6 +147,12 @@ class ShardedUpdates(Updates):
         for flat in self._flats:
             flat.give_weights()
 
+    def regions(self) -> list[list[Region]]:
+        found = [list(slot.regions) for slot in self._whole()]
+        for flat in self._flats:
+            found.append([r for slot, low, high, at in flat.parts() for r in _flat_regions(slot, low, high, at)])
+        return found
+
     def _sum_parts(self) -> None:
         """Gradients as plain tensors, whole where ranks of one replica did parts of the work."""
         for slot in self._slots:
@@ -143,7 +165,7 @@ class ShardedUpdates(Updates):
         inside = {id(weight) for flat in self._flats for weight in flat.weights}
         return [slot for slot in self._slots if id(slot) not in inside]
 
-    def _flat_parts(self) -> list[FlatPart]:
+    def _flat_parts(self) -> list[FlatPart[_Slot]]:
         by_group: dict[str, tuple[dist.ProcessGroup, list[_Slot]]] = {}
         for slot in self._slots:
             if slot.replicas is not None:
@@ -185,7 +207,34 @@ def _slot(sharded: ShardedModel, spec: Spec, leaf: nn.Parameter) -> _Slot:
         assert replicas is not None
         holders //= replicas.size()
         replicas = None
-    return _Slot(leaf, nn.Parameter(plain(leaf)), tuple(sums), replicas, 1.0 / holders)
+    return _Slot(leaf, nn.Parameter(plain(leaf)), tuple(sums), replicas, 1.0 / holders, ())
+
+
+def _regions(sharded: ShardedModel, name: str, slot: _Slot) -> Iterator[Region]:
+    """What a local weight is of the whole one."""
+    if name not in sharded.specs:
+        yield whole_region(name, tuple(slot.local.shape), first=sharded.mesh.first_stage)
+        return
+    first = sharded.mesh.pp_rank == sharded.stages(name)[0]
+    for whole, mine in sharded.pieces(name):
+        yield Region(name, sharded.specs[name].shape, tuple(cut.start for cut in whole), mine, first=first)
+
+
+def _flat_regions(slot: _Slot, low: int, high: int, at: int) -> Iterator[Region]:
+    """What the elements [low, high) of a local weight, which lie from `at` on in a vector, are of the whole one."""
+    shape = tuple(slot.local.shape)
+    for box in boxes(shape, low, high):
+        size = math.prod(cut.stop - cut.start for cut in box)
+        view = tuple(cut.stop - cut.start for cut in box)
+        for region in slot.regions:
+            cuts = [(max(b.start, r.start), min(b.stop, r.stop)) for b, r in zip(box, region.inside, strict=True)]
+            if all(begin < end for begin, end in cuts):
+                offsets = tuple(
+                    o + begin - r.start for o, (begin, _), r in zip(region.offsets, cuts, region.inside, strict=True)
+                )
+                inside = tuple(slice(begin - b.start, end - b.start) for (begin, end), b in zip(cuts, box, strict=True))
+                yield Region(region.name, region.shape, offsets, inside, (at, at + size), view, region.first)
+        at += size
 
 
 def _norm(parts: list[tuple[torch.Tensor, float]], mesh: Mesh) -> torch.Tensor:

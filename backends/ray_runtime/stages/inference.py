@@ -29,13 +29,17 @@ def generate(call: Call, op: Generate) -> Batch:
     stream = call.step if call.stage.phase == "step" else call.step + EVALUATION_STEP_OFFSET
     prompts = call.batch("prompts")
     environments = None if op.environment is None else call.state.environments[op.environment]
-    replica = together(model.engine_mesh, prompts)
-    samples = model.engine.generate(
-        replica.rows(), op, seed=call.state.seed, step=stream, version=model.version, environments=environments
-    )
+    engine = model.engine
+
+    def make() -> Batch:
+        replica = together(model.engine_mesh, prompts)
+        made = engine.generate(
+            replica.rows(), op, seed=call.state.seed, step=stream, version=model.version, environments=environments
+        )
+        return _own_samples(replica, made, op.n) if len(replica.parts) > 1 else made
+
+    samples = call.state.ahead.samples(call.stage.id, call.step, prompts, op.n, make)
     _, own = own_samples(prompts, op.n)
-    if len(replica.parts) > 1:
-        samples = _own_samples(replica, samples, op.n)
     if samples.rows != len(own):
         raise RunFailure(
             "RLF5006",

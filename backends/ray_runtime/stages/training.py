@@ -10,7 +10,8 @@ from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.stages.call import Call, Value, counted_tokens, rows_with_nan, token_count
 from rlflow.backends.ray_runtime.stages.replicas import together
 from rlflow.backends.ray_runtime.stages.selection import numbers_in_batch
-from rlflow.ir.ops import Train
+from rlflow.backends.ray_runtime.streams.ages import check_ages
+from rlflow.ir.ops import Generate, Join, Train
 
 _TOKEN_PORTS = ("reference", "old", "teacher", "returns", "values")
 
@@ -19,6 +20,7 @@ def train(call: Call, op: Train) -> Value:
     """Ports: samples; advantages (per row or per token), reference, old, teacher, returns, values (per token), weights
     (per row), as the loss needs them. A sample with a NaN in any of them is in no loss, metric or denominator."""
     samples = call.batch("samples")
+    check_ages(call.state.plan, op.model, samples, call.step, call.state.rank)
     model = call.model(op.model)
     trainer = model.trainer
     assert trainer is not None
@@ -36,7 +38,8 @@ def train(call: Call, op: Train) -> Value:
     if model.mesh is not None and numbers is None:
         numbers = _consecutive(call, samples.rows)
     replica = together(model.mesh, samples, advantages, weights, missing, numbers, *tokens.values())
-    call.state.before_update(op.model)
+    call.metrics.waited(call.state.before_update(op.model))
+    _count_ages(call, op, samples)
     dropped = replica.column(3)
     found = trainer.train(
         replica.rows(),
@@ -55,6 +58,19 @@ def train(call: Call, op: Train) -> Value:
     call.metrics.training(_named(call, op, found))
     call.tokens = token_count(samples)
     return None
+
+
+def _count_ages(call: Call, op: Train, samples: Batch) -> None:
+    """How old the samples are, where the trained model made them: others have no age of it."""
+    stage = call.state.plan.stage(call.stage.inputs["samples"])
+    while not isinstance(stage.op, Generate | Join):
+        port = next((port for port in ("samples", "rows") if port in stage.inputs), None)
+        if port is None:
+            return
+        stage = call.state.plan.stage(stage.inputs[port])
+    made = stage if isinstance(stage.op, Generate) else call.state.plan.stage(next(iter(stage.inputs.values())))
+    if isinstance(made.op, Generate) and made.op.model == op.model and "version" in samples.columns:
+        call.metrics.ages(stage.id, call.model(op.model).version - samples.array("version"))
 
 
 def _consecutive(call: Call, rows: int) -> np.ndarray:

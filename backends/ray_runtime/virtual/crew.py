@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from rlflow.backends.ray_runtime.batch_queue import readers_of
+from rlflow.backends.ray_runtime.dist_queue.edges import readers_of
 from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
 from rlflow.plan import Plan, Pool
 

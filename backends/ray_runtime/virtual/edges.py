@@ -6,16 +6,23 @@ comes is checked: every row once, in the order of the step that made it.
 
 from __future__ import annotations
 
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rlflow.backends.ray_runtime.batch_queue import readers_of
-from rlflow.backends.ray_runtime.virtual.post import Call, Post
+from rlflow.backends.ray_runtime.dist_queue.client import DistQueue
+from rlflow.backends.ray_runtime.dist_queue.edges import edge_of, readers_of
+from rlflow.backends.ray_runtime.dist_queue.rows import EdgeSpec, RowFacts
+from rlflow.backends.ray_runtime.virtual.post import Post
 from rlflow.backends.ray_runtime.virtual.rows import Rows, bounds, joined
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.plan import Plan, Queue
+
+OpenEnd = Callable[[EdgeSpec, Sequence[Any], str, int], DistQueue]
 
 
 @dataclass(frozen=True)
@@ -29,79 +36,72 @@ class Held:
 
 @dataclass
 class Ends:
-    """Of one worker."""
+    """Of one worker. Failures of a queue are those of `DistQueue`."""
 
     plan: Plan
     pool: str
     ranks: range
     """That the worker stands for."""
-    sizes: dict[str, int]
+    sizes: Mapping[str, int]
     """Ranks of every pool."""
-    actors: dict[str, Any]
+    actors: Mapping[str, Sequence[Any]]
     """Of the queues, by id."""
     post: Post
+    """Counts what goes through the queues too."""
+    open_end: OpenEnd = DistQueue
     _put: dict[str, int] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
+    _opened: dict[str, DistQueue] = field(default_factory=dict)
 
     def put(self, queue_id: str, held: Held) -> None:
-        """The part of every rank; waits while the queue is full. RunFailure RLF5019 after the plan's limit."""
-        queue = self._queue(queue_id)
+        """The part of every rank; waits while the queue is full."""
+        end = self._end(self._queue(queue_id))
         number = self._put[queue_id] = self._put.get(queue_id, -1) + 1
         size = self.sizes[self.pool]
         first = bounds(held.total, size, self.ranks.start)[0]
-        calls: list[Call] = []
+        note = pickle.dumps((held.total, held.base))
         for rank in self.ranks:
             low, high = bounds(held.total, size, rank)
-            reference = self.post.store(held.rows.part(low - first, high - first))
-            sent = ((held.total, held.base), [reference])  # in a list, so that it stays a reference on its way
-            calls.append(("put", self.actors[queue_id], (rank, number, sent)))
-        for rank, problem in zip(self.ranks, self.post.ask(calls), strict=True):
-            if problem:
-                raise self._late(queue, f"rank {rank}", problem)
+            rows = held.rows.part(low - first, high - first)
+            facts = RowFacts((number * size + rank,), (number,), notes=(note,), spans=((0, rows.count),))
+            started = time.perf_counter()
+            end.put(f"rank {rank}", facts, rows.fields())
+            self.post.count("put", time.perf_counter() - started)
 
-    def take(self, queue_id: str, made: int | None) -> Held:
-        """The worker's rows of the queue's next batch.
+    def take(self, queue_id: str, made: int | None) -> tuple[Held, int]:
+        """The worker's rows of the queue's next batch, and how many batches the queue held.
 
         `made`: samples that a step makes, where the queue carries those of every step in order: what comes must then be
-        rows of this very step. RunFailure RLF5019 after the plan's limit, RLF5058 for rows that are missing or doubled.
+        rows of this very step. RunFailure RLF5058 for rows that are missing or doubled.
         """
         queue = self._queue(queue_id)
+        end = self._end(queue)
         number = self._taken[queue_id] = self._taken.get(queue_id, -1) + 1
         size = self.sizes[self.pool]
-        readers = readers_of(queue, size)
-        block = size // readers
-        mine = [reader for reader in range(readers) if reader * block in self.ranks]
-        actor = self.actors[queue_id]
-        taken = self.post.ask([("take", actor, (reader,)) for reader in mine])
-        blocks = []
-        total = base = 0
-        for reader, parts in zip(mine, taken, strict=True):
-            if isinstance(parts, str):
-                raise self._late(queue, f"rank {reader * block}", parts)
-            (total, base), _ = parts[0]
-            low = bounds(total, size, reader * block)[0]
-            high = bounds(total, size, (reader + 1) * block - 1)[1]
-            rows = self._read(parts, total, low, high)
+        block = size // readers_of(queue, size)
+        blocks, depth, total, base = [], 0, 0, 0
+        for first in range(self.ranks.start, self.ranks.stop, block):
+            reader = f"reader {first // block}"
+            started = time.perf_counter()
+            reading = end.take(reader, end.spec.group)
+            self.post.count("take", time.perf_counter() - started)
+            depth = max(depth, reading.depth)
+            total, base = pickle.loads(reading.facts.notes[0])
+            low, high = bounds(total, size, first)[0], bounds(total, size, first + block - 1)[1]
+            parts = _needed(total, len(reading), low, high)
+            reading.load([part for part, _, _ in parts])
+            self.post.count("fetch", 0.0, len(parts))
+            rows = joined(
+                [
+                    Rows.of(reading.columns([part])).part(max(low, begin) - begin, max(low, min(high, stop)) - begin)
+                    for part, begin, stop in parts
+                ]
+            )
             self._check(queue, number, rows, high - low, made)
             blocks.append(rows)
-        self.post.ask([("done", actor, (reader, number)) for reader in mine])
-        return Held(joined(blocks), total, base)
-
-    def _read(self, parts: list[Any], total: int, low: int, high: int) -> Rows:
-        """Rows [low, high) of a batch, from the parts that have some of them."""
-        needed = []
-        for part in range(len(parts)):
-            begin, end = bounds(total, len(parts), part)
-            if begin < high and low < end:
-                needed.append((part, begin, end))
-        needed = needed or [(0, *bounds(total, len(parts), 0))]
-        fetched = self.post.fetch([parts[part][1][0] for part, _, _ in needed])
-        return joined(
-            [
-                rows.part(max(low, begin) - begin, max(low, min(high, end)) - begin)
-                for rows, (_, begin, end) in zip(fetched, needed, strict=True)
-            ]
-        )
+            end.done(reader, reading.groups)
+            self.post.count("done", 0.0)
+        return Held(joined(blocks), total, base), depth
 
     def _check(self, queue: Queue, number: int, rows: Rows, wanted: int, made: int | None) -> None:
         uid = rows.uid
@@ -123,9 +123,17 @@ class Ends:
     def _queue(self, name: str) -> Queue:
         return next(queue for queue in self.plan.queues if queue.id == name)
 
-    def _late(self, queue: Queue, who: str, problem: str) -> RunFailure:
-        return RunFailure(
-            "RLF5019",
-            f"{who} of pool `{self.pool}` waited {self.plan.collective_timeout_s:g} s for the queue `{queue.id}`",
-            notes=(problem,),
-        )
+    def _end(self, queue: Queue) -> DistQueue:
+        """The worker's end of a queue."""
+        if queue.id not in self._opened:
+            sizes, limit = self.sizes, float(self.plan.collective_timeout_s)
+            spec = edge_of(queue, sizes[queue.source], sizes[queue.target], limit)
+            self._opened[queue.id] = self.open_end(spec, self.actors[queue.id], self.pool, self.ranks.start)
+        return self._opened[queue.id]
+
+
+def _needed(total: int, ranks: int, low: int, high: int) -> list[tuple[int, int, int]]:
+    """(part, first, last + 1 row of it in the batch) of the parts that have some of the rows [low, high); at least
+    one, whose columns say what none of them looks like."""
+    found = [(part, *bounds(total, ranks, part)) for part in range(ranks)]
+    return [one for one in found if one[1] < high and low < one[2]] or found[:1]

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlflow.backends.ray_runtime.deliveries import Reading
+from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.row_stages import rows_root
+from rlflow.backends.ray_runtime.run_logs import doing
 from rlflow.backends.ray_runtime.virtual.clock import Clock
 from rlflow.backends.ray_runtime.virtual.edges import Ends, Held
 from rlflow.backends.ray_runtime.virtual.post import Post
 from rlflow.backends.ray_runtime.virtual.rows import Rows, bounds, drawn, packed
-from rlflow.backends.ray_runtime.virtual.settings import TOKEN_BYTES, reshard_us
+from rlflow.backends.ray_runtime.virtual.settings import TOKEN_BYTES, engine_of, lengths_in, reshard_us
 from rlflow.backends.ray_runtime.walk import Walk
-from rlflow.cost.assumed_lengths import PROMPT_TOKENS, assumed_lengths, lengths_of, stated_lengths
+from rlflow.cost.assumed_lengths import PROMPT_TOKENS, lengths_of
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate, Score, Take, Train
@@ -58,10 +60,20 @@ class VirtualInterpreter(Walk):
     """Of one worker. `fabric` is the actor in place of process groups."""
 
     def __init__(
-        self, plan: Plan, me: Self, durations: Durations, clock: Clock, ends: Ends, fabric: Any, seed: int, share: float
+        self,
+        plan: Plan,
+        me: Self,
+        durations: Durations,
+        clock: Clock,
+        ends: Ends,
+        fabric: Any,
+        seed: int,
+        share: float,
+        place: PlaceNote,
     ) -> None:
         """`share`: of a row's bytes that it carries."""
         super().__init__(plan, me.pool)
+        self._place = place
         self._plan, self._me, self._durations, self._clock = plan, me, durations, clock
         self._ends, self._fabric, self._share = ends, fabric, share
         self.post: Post = ends.post
@@ -75,11 +87,10 @@ class VirtualInterpreter(Walk):
         """Python stage to the start and the end of its call."""
         self._free_at: dict[str, float] = {}
         """Pool of functions to the end of its last call."""
-        self._current = 0
 
     def run(self, instructions: Sequence[Instruction], step: int, metrics: StepMetrics) -> None:
         """One pass over the list. Raises RunFailure naming the stage; any other exception becomes RLF5006."""
-        self._frame, self._calls, self._current = {}, {}, step
+        self._frame, self._calls = {}, {}
         self._execute(instructions, instructions, step, metrics)
 
     # --- around every instruction ------------------------------------------------------------------------------------
@@ -88,7 +99,8 @@ class VirtualInterpreter(Walk):
         return self._clock.now()
 
     def _before(self, instruction: Instruction, step: int) -> None:
-        return
+        doing(f"step {step} {instruction.id}")
+        self._place.at(step, instruction.id)
 
     def _after(self, instruction: Instruction, step: int, metrics: StepMetrics) -> None:
         return
@@ -125,10 +137,11 @@ class VirtualInterpreter(Walk):
         ranks = self._me.ranks
         return bounds(total, self._size, ranks.start)[0], bounds(total, self._size, ranks.stop - 1)[1]
 
-    def _take_queue(self, instruction: TakeRows) -> None:
+    def _take_queue(self, instruction: TakeRows, metrics: StepMetrics) -> None:
         stage = self._stages[instruction.stage]
         root = rows_root(self._plan, stage.id)
-        held = self._ends.take(instruction.queue, self._made(root) if stage.phase == STEP else None)
+        held, depth = self._ends.take(instruction.queue, self._made(root) if stage.phase == STEP else None)
+        metrics.mean(f"queue/{instruction.queue}/depth", [depth])
         self._frame[stage.id] = held
         if root not in self._frame:
             self._frame[root] = held
@@ -215,7 +228,7 @@ class VirtualInterpreter(Walk):
             return
         rows = self._frame[stage.inputs["samples"]].rows
         ages = self._weights.trained.get(op.model, 0) - rows.version
-        metrics.spread("staleness", ages)
+        metrics.ages(maker.id, ages)
         worst = self._worst.get(maker.id, 0)
         if worst is not None and rows.count and int(ages.max()) > worst:
             raise RunFailure(
@@ -245,7 +258,7 @@ class VirtualInterpreter(Walk):
         channels = [r.id for r in self._plan.reshards if r.model == model and r.source == self._me.pool != r.target]
         self.post.ask([("announce", self._fabric, (id, self._me.member, version)) for id in channels])
 
-    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics, evaluation: bool) -> None:
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics) -> None:
         reshard = next(
             r
             for r in self._plan.reshards
@@ -254,13 +267,15 @@ class VirtualInterpreter(Walk):
         weights = self._weights
         between = reshard.source != reshard.target
         if between:
-            wanted = step if evaluation else self._readings[reshard.id].of_step(step)
+            wanted = step if metrics.evaluation else self._readings[reshard.id].of_step(step)
         else:
             wanted = weights.trained.get(reshard.model, 0)
         if wanted <= weights.moved.get(reshard.id, 0):
             return
         if between:
+            began = self._now()
             self._await(reshard, wanted)
+            metrics.waited(self._now() - began)
         self._sleep(self._now(), reshard_us(self._plan, instruction, self._durations))
         weights.moved[reshard.id] = wanted
         weights.read |= dict.fromkeys(reshard.readers, wanted)
@@ -284,9 +299,7 @@ class VirtualInterpreter(Walk):
 
 
 def _lengths(plan: Plan, stage: Stage, seed: int) -> tuple[Callable[[int, int], int], int]:
-    """Lengths of a stage's responses, and tokens of a prompt: as its estimate assumes them."""
-    assert isinstance(stage.op, Generate)
-    facts = next((estimate.engine for estimate in plan.estimates if estimate.stage == stage.id), None)
-    if facts is not None:
-        return lengths_of(assumed_lengths(facts), seed, stage.id), facts.prompt_tokens
-    return lengths_of(stated_lengths(stage.op.mean_new, stage.op.max_new), seed, stage.id), PROMPT_TOKENS
+    """Lengths of a stage's responses, and tokens of a prompt."""
+    facts = engine_of(plan, stage)
+    prompt = PROMPT_TOKENS if facts is None else facts.prompt_tokens
+    return lengths_of(lengths_in(plan, stage), seed, stage.id), prompt

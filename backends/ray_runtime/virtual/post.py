@@ -1,4 +1,4 @@
-"""Calls to other actors and objects in Ray's store, counted: what a run's control plane has to carry."""
+"""Calls to other actors, counted, with those that go through the queues: what a run's control plane has to carry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Post:
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
-        """Calls by method, `store` and `fetch`."""
+        """Calls by method; `fetch`: parts that were read."""
         self.waited = 0.0
         """Seconds in which answers were waited for."""
 
@@ -30,15 +30,7 @@ class Post:
         self.sent.update(method for method, _, _ in calls)
         return list(answers)
 
-    def store(self, value: Any) -> Any:
-        """A reference to an object in the store."""
-        import ray
-
-        self.sent["store"] += 1
-        return ray.put(value)
-
-    def fetch(self, references: Sequence[Any]) -> list[Any]:
-        import ray
-
-        self.sent["fetch"] += len(references)
-        return list(ray.get(list(references)))
+    def count(self, what: str, seconds: float, times: int = 1) -> None:
+        """Something that was sent elsewhere, and waited for so long."""
+        self.sent[what] += times
+        self.waited += seconds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from rlflow.backends.ray_runtime.dist_queue.columns import Field, Ragged
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,19 @@ class Rows:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.uid, self.version, self.lengths, self.payload, self.ends))
+
+    def fields(self) -> dict[str, Field]:
+        """As they go through a queue."""
+        payload = Ragged(self.payload, np.concatenate([np.zeros(1, np.int64), self.ends]))
+        return {"uid": self.uid, "version": self.version, "lengths": self.lengths, "payload": payload}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Field]) -> Rows:
+        """What `fields` gave, on the other side."""
+        payload = fields["payload"]
+        assert isinstance(payload, Ragged)
+        uid, version, lengths = (np.asarray(fields[name]) for name in ("uid", "version", "lengths"))
+        return cls(uid, version, lengths, payload.values, payload.offsets[1:])
 
     def part(self, low: int, high: int) -> Rows:
         """Rows [low, high)."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlflow.backends.ray_runtime.virtual.clock import overshoot
-from rlflow.cost.assumed_lengths import stated_lengths
-from rlflow.cost.lengths import mean
+from rlflow.cost.assumed_lengths import assumed_lengths, stated_lengths
+from rlflow.cost.lengths import Lengths, mean
 from rlflow.diagnostics.diagnostic import Diagnostic, RunFailure, Severity
 from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
-from rlflow.plan import MoveObject, Plan, Program, ReshardWeights, RunStage, WaitStage
+from rlflow.plan import MoveObject, Plan, Program, ReshardWeights, RunStage, Stage, WaitStage
+from rlflow.plan_decisions import EngineEstimate
 from rlflow.stage_rows import rows_of
 from rlflow.stage_times import Durations, durations_of
 
@@ -142,9 +143,20 @@ def payload_share(plan: Plan, settings: VirtualSettings) -> float:
     largest = 0.0
     for stage in plan.stages:
         if isinstance(stage.op, Generate):
-            tokens = mean(stated_lengths(stage.op.mean_new, stage.op.max_new))
-            largest = max(largest, rows_of(stage)[0] * tokens * TOKEN_BYTES)
+            largest = max(largest, rows_of(stage)[0] * mean(lengths_in(plan, stage)) * TOKEN_BYTES)
     return min(1.0, settings.batch_bytes / largest) if largest else 1.0
+
+
+def lengths_in(plan: Plan, stage: Stage) -> Lengths:
+    """Of the responses of a generate stage: as its estimate assumes them."""
+    assert isinstance(stage.op, Generate)
+    facts = engine_of(plan, stage)
+    return stated_lengths(stage.op.mean_new, stage.op.max_new) if facts is None else assumed_lengths(facts)
+
+
+def engine_of(plan: Plan, stage: Stage) -> EngineEstimate | None:
+    """What the estimate of a generate stage knows of its engines."""
+    return next((estimate.engine for estimate in plan.estimates if estimate.stage == stage.id), None)
 
 
 def total_steps(plan: Plan) -> int:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from rlflow.backends.ray_runtime.run_control import RunControl
-from rlflow.backends.ray_runtime.start_ranks import Started, StartedRank, start_queues
+from rlflow.backends.ray_runtime.start_ranks import Started, StartedRank, named, start_control, start_queues
 from rlflow.backends.ray_runtime.virtual.actor import VirtualActor
 from rlflow.backends.ray_runtime.virtual.crew import crew
 from rlflow.backends.ray_runtime.virtual.fabric import Fabric
@@ -35,7 +34,7 @@ def start_virtual(plan: Plan, pools: Sequence[Pool], virtual: VirtualSettings, s
     """One actor per worker, pool after pool, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = start_queues(plan, sizes)
-    control = ray.remote(num_cpus=0)(RunControl).remote(1)
+    control = start_control(1)
     fabric = ray.remote(num_cpus=0, max_concurrency=_MANY)(Fabric).remote(float(plan.collective_timeout_s))
     remote = ray.remote(num_cpus=0, concurrency_groups={"control": 1, "rewards": 1})(VirtualActor)
     seed = plan.seed if settings.seed is None else settings.seed
@@ -43,8 +42,9 @@ def start_virtual(plan: Plan, pools: Sequence[Pool], virtual: VirtualSettings, s
     for told in workers_of(plan, pools, virtual, settings.run_dir, seed, time.time()):
         own = {q.id: queues[q.id] for q in plan.queues if told.pool in (q.source, q.target)}
         actor = remote.remote(replace(told, queues=own, control=control, fabric=fabric))
-        ranks.append(StartedRank(told.pool, told.first, actor))
-    return Started(ranks, list(queues.values()), control, sum(sizes.values()))
+        identity = actor.identity.options(concurrency_group="control").remote()
+        ranks.append(StartedRank(told.pool, told.first, actor, identity))
+    return Started(ranks, named(queues), control, sum(sizes.values()), (fabric,))
 
 
 def workers_of(

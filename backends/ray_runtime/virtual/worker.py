@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.backends.ray_runtime.deliveries import due
+from rlflow.backends.ray_runtime.dist_queue.client import DistQueue
 from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
+from rlflow.backends.ray_runtime.place import PlaceNote
 from rlflow.backends.ray_runtime.virtual.clock import Clock
-from rlflow.backends.ray_runtime.virtual.edges import Ends
+from rlflow.backends.ray_runtime.virtual.edges import Ends, OpenEnd
 from rlflow.backends.ray_runtime.virtual.interpreter import Self, VirtualInterpreter
 from rlflow.backends.ray_runtime.virtual.post import Post
 from rlflow.backends.ray_runtime.virtual.settings import WorkerSettings, times_of, total_steps
@@ -22,7 +24,14 @@ from rlflow.plan import Evaluation, Plan
 class VirtualWorker:
     """States: new -> ready -> run -> ended."""
 
-    def __init__(self, settings: WorkerSettings, clock: Clock | None = None, post: Post | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        clock: Clock | None = None,
+        post: Post | None = None,
+        place: PlaceNote | None = None,
+        open_end: OpenEnd = DistQueue,
+    ) -> None:
         self._settings = settings
         self._plan = Plan.from_json(settings.plan_json)
         self._program = self._plan.program(settings.pool)
@@ -30,7 +39,7 @@ class VirtualWorker:
         self._post = post or Post()
         ranks = range(settings.first, settings.first + settings.count)
         me = Self(settings.pool, ranks, settings.member, settings.members)
-        ends = Ends(self._plan, settings.pool, ranks, settings.sizes, settings.queues, self._post)
+        ends = Ends(self._plan, settings.pool, ranks, settings.sizes, settings.queues, self._post, open_end)
         self._interpreter = VirtualInterpreter(
             self._plan,
             me,
@@ -40,6 +49,7 @@ class VirtualWorker:
             settings.fabric,
             settings.seed,
             settings.payload_share,
+            place or PlaceNote(),
         )
         path = Path(settings.run_dir) / "trace" / f"{settings.pool}-{settings.first}.jsonl"
         self._trace = path.open("a", encoding="utf-8")
@@ -74,7 +84,7 @@ class VirtualWorker:
             step += 1
             data = self._step(step)
             if data is not None:
-                yield {"step": step, "data": data, "saved": False}
+                yield {"step": step, "data": data, "saved": 0}
             yield from self._evaluate(step, [e for e in self._program.evaluations if due(e, step, last)])
         if self._settings.member == 0:
             yield {"ended": True, "step": step, "checkpoint": ""}
@@ -85,7 +95,7 @@ class VirtualWorker:
         started, real = self._clock.now(), self._clock.real()
         slept, waited, sent = self._clock.slept, self._post.waited, self._post.sent.total()
         self._interpreter.run(self._program.step, step, metrics)
-        metrics.seconds["step"] = self._clock.now() - started
+        metrics.whole_step(self._clock.now() - started, self._settings.members[self._settings.pool])
         seconds = self._clock.real() - real
         slept, waited = self._clock.slept - slept, self._post.waited - waited
         name = f"virtual/{self._settings.pool}"

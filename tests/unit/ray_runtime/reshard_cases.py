@@ -45,6 +45,8 @@ class Case:
     min_split_bytes: int
     held: str
     """Element type of the tensors that the source ranks hold; what trains has float32 masters."""
+    alone_bytes: int = 1 << 20
+    """The least piece in a message of its own; here none is so large."""
 
     @property
     def wire(self) -> torch.dtype:
@@ -117,6 +119,7 @@ def draw(seed: int) -> Case:
         bucket_bytes=chance.choice([2048, 6000, 40_000, 1 << 24]),
         min_split_bytes=chance.choice([1, 64, 1 << 20]),
         held=chance.choice([given, "float32"]) if given == read else given,
+        alone_bytes=chance.choice([8, 64, 1024, 1 << 20]),
     )
 
 
@@ -134,7 +137,8 @@ class Done:
 def links_of(case: Case, kind: type[ReshardLinks] = ReshardLinks, group: Any = None) -> ReshardLinks:
     device = case.rank_of.index(dist.get_rank())
     rank_of = dict(enumerate(case.rank_of))
-    return kind(case.plan(), case.bucket_bytes, device, rank_of, group, case.wire, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    return kind(case.plan(), case.bucket_bytes, device, rank_of, group, case.wire, cpu, case.alone_bytes)
 
 
 def tensors_of(case: Case, end: Endpoint, version: int) -> Tensors | None:
@@ -178,15 +182,16 @@ class _Faulty(ReshardLinks):
     """One bit of an element changes on the way."""
 
     def _isend(self, buffer: torch.Tensor, peer: int) -> dist.Work:
-        buffer[len(buffer) // 2] ^= 4
-        return super()._isend(buffer, peer)
+        changed = buffer.clone()
+        changed[len(changed) // 2] ^= 4
+        return super()._isend(changed, peer)
 
 
-def refused(versions: tuple[int, int], faulty: bool) -> tuple[str, str] | None:
-    """One process gives all its weights to another, in one message: code and words of the receiver's failure."""
+def refused(versions: tuple[int, int], faulty: bool, alone_bytes: int = 1 << 20) -> tuple[str, str] | None:
+    """One process gives all its weights to another, in one message unless pieces are large enough to go alone: code and words of the receiver's failure."""
     if dist.get_rank() > 1:
         return None
-    case = replace(draw(2), bucket_bytes=1 << 24)
+    case = replace(draw(2), bucket_bytes=1 << 24, alone_bytes=alone_bytes)
     ends = [Endpoint(Layout(), (device,), Storage(dtype="float32", mtp=False)) for device in (0, 1)]
     case = replace(case, source=ends[0], target=ends[1], held="float32", rank_of=(0, 1, 2, 3), per_node=4)
     links = links_of(case, _Faulty if faulty else ReshardLinks)

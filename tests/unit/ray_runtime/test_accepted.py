@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,15 +96,58 @@ def stale(folder: Path, staleness: str = "1 step", trigger: str = "", refill: bo
 
 
 @pytest.mark.parametrize(
-    ("staleness", "trigger", "words"),
+    ("edit", "words"),
     [
-        ("1 step, admit wait", "", "admits samples by `wait` for `s`"),
-        ("2 steps", "trigger s at 75%, carry partial", "starts a step at 75% of the samples for `s`"),
+        (("", ""), None),
+        (
+            ("carry partial", "carry nothing"),
+            "no training begins on a part of its batch, and the plan starts a step at 75% of the samples of `s`",
+        ),
+        (("place m.generate on one", "place m.generate on one with tp = 2"), "`s` runs on 2 devices together"),
     ],
 )
-def test_other_orders_are_refused(tmp_path: Path, staleness: str, trigger: str, words: str) -> None:
-    with pytest.raises(RunFailure, match=words) as failure:
-        refuse_unknown(stale(tmp_path, staleness, trigger))
+def test_streams_of_samples_run_or_are_refused_by_name(
+    tmp_path: Path, edit: tuple[str, str], words: str | None
+) -> None:
+    file = tmp_path / "f.rlflow"
+    text = STALE.format(kept="s", score="e(s)", staleness="1 step", trigger="trigger s at 75%, carry partial", place="")
+    file.write_text(text.replace(*edit), "utf-8")
+    plan = driver.compile(file)
+    if words is None:
+        refuse_unknown(plan)
+        return
+    with pytest.raises(RunFailure) as failure:
+        refuse_unknown(plan)
+    assert words in failure.value.message
+    assert failure.value.code == "RLF4003"
+
+
+def test_what_shares_the_prompts_or_the_model_of_a_stream_is_refused(tmp_path: Path) -> None:
+    plan = stale(tmp_path, trigger="trigger s at 75%, carry partial")
+    samples, take = plan.stage("s"), plan.stage("b")
+    reader = samples.model_copy(update={"id": "t"})
+    twice = take.model_copy(update={"id": "c"})
+    elsewhere = twice.model_copy(update={"op": replace(take.op, data="o")})
+    beside = reader.model_copy(update={"inputs": {"prompts": "c"}})
+    for more, words in (
+        ((reader,), "`t` reads the prompts `b` beside `s`"),
+        ((twice,), "`c` and `b` take from one data set"),
+        ((elsewhere, beside), "`t` samples from `m` beside `s`"),
+    ):
+        with pytest.raises(RunFailure, match=words) as failure:
+            refuse_unknown(plan.model_copy(update={"stages": (*plan.stages, *more)}))
+        assert failure.value.code == "RLF4003"
+
+
+@pytest.mark.parametrize("admit", ["admit wait", "admit slack_edf", "admit evict", "admit count", "burst = 2 steps"])
+def test_every_rule_is_taken(tmp_path: Path, admit: str) -> None:
+    refuse_unknown(stale(tmp_path, f"1 step, {admit}"))
+
+
+def test_a_filter_that_wants_whole_batches_is_refused_beside_a_trigger(tmp_path: Path) -> None:
+    plan = stale(tmp_path, trigger="trigger s at 75%, carry partial", refill=True)
+    with pytest.raises(RunFailure, match="`kept` wants as many groups as the step takes prompts") as failure:
+        refuse_unknown(plan)
     assert failure.value.code == "RLF4003"
 
 

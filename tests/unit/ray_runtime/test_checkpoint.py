@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import torch.distributed.checkpoint as dcp
 
 from rlflow.backends.ray_runtime import checkpoint
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from rlflow.backends.ray_runtime.checkpoint_folder import LATEST, latest_step, older_hint
 from rlflow.backends.ray_runtime.execute import Interpreter
 from rlflow.backends.ray_runtime.measure import StepMetrics, reduce_parts
+from rlflow.backends.ray_runtime.saving import parts
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.diagnostics import RunFailure
 
@@ -67,10 +68,10 @@ def test_a_failed_write_leaves_the_one_before(
     state = new_state()
     save_checkpoint(state, folder, 1)
 
-    def full(*args: Any) -> None:
+    def full(*args: Any, **named: Any) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc] file write failed")  # as torch says it
 
-    target = {"weights": (checkpoint, "save_model"), "optimizer": (torch, "save"), "rename": (checkpoint.os, "replace")}
+    target = {"weights": (checkpoint, "save_model"), "optimizer": (dcp, "save"), "rename": (parts.os, "replace")}
     monkeypatch.setattr(*target[failing], full)
     with pytest.raises(RunFailure, match="the checkpoint of step 2 cannot be written") as failure:
         save_checkpoint(state, folder, 2)
@@ -80,7 +81,16 @@ def test_a_failed_write_leaves_the_one_before(
     assert latest_step(folder) == 1
 
 
-@pytest.mark.parametrize("broken", ["state.json", "actor.training.pt", "actor/model.safetensors", "actor/config.json"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "state.json",
+        "actor.training/.metadata",
+        "actor.training/__0_0.distcp",
+        "actor/model.safetensors",
+        "actor/config.json",
+    ],
+)
 @pytest.mark.parametrize("how", ["gone", "half"])
 def test_a_broken_checkpoint(new_state: NewState, folder: Path, broken: str, how: str) -> None:
     state = new_state()
@@ -118,4 +128,6 @@ def test_a_pointer_to_nothing(new_state: NewState, folder: Path) -> None:
 
 def test_state_json_is_plain(new_state: NewState, folder: Path) -> None:
     body = json.loads((save_checkpoint(new_state(), folder, 1) / "state.json").read_text("utf-8"))
-    assert body.keys() == {"step", "cursors", "versions", "seed", "data"}
+    assert body["step"] == 1
+    assert body["versions"] == {"actor": 0}
+    assert body["models"].keys() == {"actor"}

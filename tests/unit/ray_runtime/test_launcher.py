@@ -29,7 +29,7 @@ def test_the_driver_is_light() -> None:
     """Torch and transformers take seconds to import, and only the ranks need them."""
     code = (
         "import sys, rlflow.backends.ray_runtime.launcher\n"
-        "print(*{'torch', 'transformers', 'numpy', 'pyarrow'} & set(sys.modules))"
+        "print(*{'torch', 'transformers', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
@@ -75,6 +75,17 @@ def test_during_the_run_the_second_one_ends(first: signal.Signals) -> None:
         os.kill(os.getpid(), first)
         assert interrupts.count == 1
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_during_a_restart_the_first_ctrl_c_ends() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:  # noqa: PT012
+        interrupts.finish_steps()
+        interrupts.start_up()
+        os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:  # noqa: PT012
+        interrupts.finish_steps()
+        os.kill(os.getpid(), signal.SIGINT)  # it asks for a clean stop, which the death of a process makes impossible
+        interrupts.start_up()
 
 
 def test_handlers_come_back() -> None:

@@ -46,6 +46,7 @@ def test_what_is_drawn_is_of_every_kind() -> None:
             assert len(changed) > 5, (axis, one)
     assert sum(_size(c, "source", "ep") != _size(c, "target", "ep") for c in drawn) > 5
     assert sum(c.source.layout.zero == 3 or c.target.layout.zero == 3 for c in drawn) > 10
+    assert sum(c.alone_bytes < 1 << 20 and c.held == str(c.wire).removeprefix("torch.") for c in drawn) > 10, "direct"
 
 
 def _size(case: cases.Case, end: str, axis: str) -> int:
@@ -65,7 +66,8 @@ def test_a_message_of_another_version_is_refused(workers: Workers) -> None:
     assert failure == ("RLF5018", "weights of version 6 came from rank 0 in place of version 7")
 
 
-def test_a_message_that_changed_on_its_way_is_refused(workers: Workers) -> None:
-    _, failure, *_ = workers.run(cases.refused, (7, 7), True, ranks=cases.WORLD)
+@pytest.mark.parametrize("alone_bytes", [64, 1 << 20])
+def test_a_message_that_changed_on_its_way_is_refused(workers: Workers, alone_bytes: int) -> None:
+    _, failure, *_ = workers.run(cases.refused, (7, 7), True, alone_bytes, ranks=cases.WORLD)
     assert failure == ("RLF5018", "weights of version 7 from rank 0 are not those that were sent")
-    assert workers.run(cases.refused, (7, 7), False, ranks=cases.WORLD) == [None] * cases.WORLD
+    assert workers.run(cases.refused, (7, 7), False, alone_bytes, ranks=cases.WORLD) == [None] * cases.WORLD

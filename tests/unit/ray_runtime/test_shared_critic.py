@@ -193,7 +193,7 @@ def test_ppo_with_one_body_learns_and_resumes_bit_for_bit(tmp_path: Path, lora: 
     first = state_of(tmp_path, lora)
     run_steps(first, 1, 2)
     folder = save_checkpoint(first, tmp_path / "checkpoints", 2)
-    assert [p.name for p in folder.iterdir() if p.is_dir()] == ["actor"]
+    assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == ["actor", "actor.training"]
     assert (folder / "actor" / VALUE_HEAD).is_file()
     second = state_of(tmp_path, lora)
     load_checkpoint(second, tmp_path / "checkpoints", 2)

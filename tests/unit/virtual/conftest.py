@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlflow.backends.ray_runtime.batch_queue import QueueActor, QueueSettings, readers_of
+from rlflow.backends.ray_runtime.dist_queue.client import DistQueue
+from rlflow.backends.ray_runtime.dist_queue.edges import edge_of
+from rlflow.backends.ray_runtime.dist_queue.rows import Piece, Refused
+from rlflow.backends.ray_runtime.dist_queue.service import QueueService
 from rlflow.backends.ray_runtime.run_control import RunControl
 from rlflow.backends.ray_runtime.virtual.clock import Clock
 from rlflow.backends.ray_runtime.virtual.crew import virtual_pools
@@ -21,7 +26,7 @@ from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
 from rlflow.backends.ray_runtime.virtual.start import workers_of
 from rlflow.backends.ray_runtime.virtual.worker import VirtualWorker
 from rlflow.driver import compile
-from rlflow.plan import Plan
+from rlflow.plan import Plan, Queue
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -41,17 +46,20 @@ class Loop:
         return self.all([made()])[0]
 
     def all(self, coroutines: list[Any]) -> list[Any]:
-        futures = [asyncio.run_coroutine_threadsafe(each, self._loop) for each in coroutines]
-        return [future.result(30) for future in futures]
+        return [future.result(30) for future in [self.begin(each) for each in coroutines]]
+
+    def begin(self, coroutine: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
+        self.all([asyncio.sleep(0.01)])  # what nobody waits for
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
 class LocalPost(Post):
-    """Calls actors of this process; references are the objects themselves."""
+    """Calls actors of this process."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
@@ -65,13 +73,35 @@ class LocalPost(Post):
         self.sent.update(method for method, _, _ in calls)
         return self._loop.all([asked(*call) for call in calls])
 
-    def store(self, value: Any) -> Any:
-        self.sent["store"] += 1
-        return value
 
-    def fetch(self, references: Any) -> list[Any]:
-        self.sent["fetch"] += len(references)
-        return list(references)
+class LocalActor:
+    """A queue's actor of this process, called as Ray's are; answers are waited for by `LocalQueue`."""
+
+    def __init__(self, loop: Loop, service: QueueService) -> None:
+        self._loop, self._service = loop, service
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self._service, method)
+        return SimpleNamespace(remote=lambda *arguments: self._loop.begin(call(*arguments)))
+
+
+def local_end() -> Callable[..., DistQueue]:
+    """The real end of a queue, on actors of this process. Parts must be small enough to travel inside a call."""
+
+    class LocalQueue(DistQueue):
+        def _all(self, calls: list[Any]) -> list[Any]:
+            unheard, self._unheard = self._unheard, []
+            answers = [future.result(30) for future in [*unheard, *calls]]
+            for answer in answers:
+                if isinstance(answer, Refused):
+                    raise self._refused(answer)
+            return answers[len(unheard) :]
+
+        def _fetch(self, pieces: list[Piece]) -> list[Any]:
+            assert not any(piece.stored for piece in pieces)
+            return [piece.data for piece in pieces]
+
+    return LocalQueue
 
 
 class FakeTime:
@@ -98,18 +128,7 @@ class Team:
         self.fabric = loop.make(lambda: Fabric(20.0))
         self.control = RunControl(1)
         self.queues = {
-            queue.id: loop.make(
-                lambda queue=queue: QueueActor(
-                    QueueSettings(
-                        queue.id,
-                        queue.capacity,
-                        parts=self.sizes[queue.source],
-                        readers=readers_of(queue, self.sizes[queue.target]),
-                        deadline_s=20.0,
-                    )
-                )
-            )
-            for queue in plan.queues
+            queue.id: [LocalActor(loop, loop.make(lambda queue=queue: self._service(queue)))] for queue in plan.queues
         }
         self.told = [
             replace(told, queues=self.queues, control=self.control, fabric=self.fabric)
@@ -117,11 +136,17 @@ class Team:
         ]
         self.reports: list[Any] = []
 
+    def _service(self, queue: Queue) -> QueueService:
+        return QueueService(edge_of(queue, self.sizes[queue.source], self.sizes[queue.target], 20.0))
+
+    def end(self) -> Callable[..., DistQueue]:
+        return local_end()
+
     def post(self) -> LocalPost:
         return LocalPost(self._loop)
 
     def worker(self, index: int, clock: Clock | None = None) -> VirtualWorker:
-        return VirtualWorker(self.told[index], clock, self.post())
+        return VirtualWorker(self.told[index], clock, self.post(), open_end=self.end())
 
     def run(self, steps: int, clock: Callable[[], Clock] | None = None) -> list[Any]:
         """Every worker in a thread of its own; what all of them reported."""

@@ -134,6 +134,16 @@ def test_unknown_stages_and_devices_are_refused(capsys: pytest.CaptureFixture[st
         assert f"{option} is for virtual devices; add --device virtual" in capsys.readouterr().err
 
 
+def test_samples_that_are_admitted_one_by_one_are_refused(async_plan: Plan) -> None:
+    channels = tuple(
+        channel.model_copy(update={"stale": tuple(s.model_copy(update={"trigger": 0.75}) for s in channel.stale)})
+        for channel in async_plan.channels
+    )
+    with pytest.raises(RunFailure, match="a virtual run makes whole batches in order") as failure:
+        preview_of(async_plan.model_copy(update={"channels": channels}), VirtualSettings())
+    assert (failure.value.code, failure.value.stage) == ("RLF4003", "samples")
+
+
 def test_a_plan_in_which_nothing_takes_time_is_refused(async_plan: Plan) -> None:
     free = {"samples": 0.0, "ref": 0.0, "actor.train": 0.0, "reshard actor": 0.0}
     with pytest.raises(RunFailure, match="says of no stage how long it takes"):
