@@ -71,7 +71,7 @@ def score(prompt, response, answer):
     # The means of four powers say which four prompts a step has.
     return {"score": len(set(response)) + 0.25 * response.count(answer), **{f"p{k}": row**k for k in (1, 2, 3, 4)}}
 """
-TIMES = ("timing_s/", "perf/", "memory/", "idle", "queue")
+TIMES = ("timing_s/", "perf/throughput", "perf/time_per_step", "pool/", "rank/", "queue/")
 """Beginnings of names of metrics that depend on the clock."""
 
 

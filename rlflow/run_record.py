@@ -6,8 +6,6 @@ What is taken back is not lost: the rows of metrics go to `discarded.jsonl`, wit
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,24 +48,11 @@ def forget_after(run_dir: Path, done: int) -> None:
 
     metrics, discarded = run_dir / METRICS, run_dir / DISCARDED
     number = max((row.get("try", 0) for row in json_lines(discarded)), default=0) + 1
-    dropped = (row for row in json_lines(metrics) if not stays(row))
-    first = next(dropped, None)
-    if first is not None:
+    if any(not stays(row) for row in json_lines(metrics)):
         with discarded.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**first, "try": number}) + "\n")
-            file.writelines(json.dumps({**row, "try": number}) + "\n" for row in dropped)
+            for row in json_lines(metrics):
+                if not stays(row):
+                    file.write(json.dumps({**row, "try": number}) + "\n")
     keep_lines(metrics, stays)
     for path in (run_dir / "trace").glob("*.jsonl"):
-        _keep_in_place(path, stays)
-
-
-def _keep_in_place(path: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
-    """As `keep_lines`, in the same file: ranks have it open already."""
-    kept = path.with_suffix(".partial")
-    with kept.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row, sort_keys=True) + "\n" for row in json_lines(path) if stays(row))
-    with kept.open("rb") as source, path.open("rb+") as target:
-        while part := source.read(1 << 20):
-            target.write(part)
-        target.truncate()
-    os.unlink(kept)
+        keep_lines(path, stays, in_place=True)  # ranks have it open already

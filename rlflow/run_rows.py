@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,23 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Rewrite a JSON Lines file with the objects that are wanted; a failure leaves the old file."""
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool], *, in_place: bool = False) -> None:
+    """Rewrite a JSON Lines file with the objects that are wanted; a failure leaves the old file.
+
+    `in_place`: for a file that other processes have open. Then a failure of the last moment may leave half of it.
+    """
     building = path.with_suffix(".partial")
     with building.open("w", encoding="utf-8") as out:
         for row in json_lines(path):
             if wanted(row):
                 out.write(json.dumps(row) + "\n")
-    building.replace(path)
+    if not in_place:
+        building.replace(path)
+        return
+    with building.open("rb") as source, path.open("rb+") as target:
+        shutil.copyfileobj(source, target)
+        target.truncate()
+    building.unlink()
 
 
 def drop_torn_line(path: Path) -> None:

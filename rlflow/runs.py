@@ -174,10 +174,12 @@ def _as_before(request: RunRequest) -> RunRequest:
 
 def _checkpoint_step(run_dir: Path) -> int:
     """The step to resume after; 0 where that is not known."""
+    from rlflow.backends.ray_runtime.checkpoint_folder import latest_step
+
     try:
-        return int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text("utf-8"))
-    except (OSError, ValueError):
-        return 0
+        return latest_step(run_dir / "checkpoints") or 0
+    except RunFailure:
+        return 0  # the run ends with it
 
 
 class _Record:

@@ -100,7 +100,7 @@ def ahead_part(state: RankState, kept: AheadPart) -> Part:
 
 
 def captured(state: RankState, step: int) -> dict[str, Any]:
-    """A rank's state after `step` steps, beside its models: JSON."""
+    """A rank's state after `step` steps, beside its models: JSON. The first rank's is written."""
     owned = {name: each.saved(step) for name, each in state.owned.items()}
     return {
         "format": FORMAT,
@@ -112,7 +112,7 @@ def captured(state: RankState, step: int) -> dict[str, Any]:
         "ahead": {},
         "owned": {state.pool: owned} if owned else {},
         "seed": state.seed,
-        "edges": trained_cursors(state),
+        "edges": trained_cursors(state) if state.rank == 0 else {},
         "data": state.fingerprints | {name: data.fingerprint for name, data in state.data.items()},
     }
 

@@ -100,13 +100,14 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
     checkpoints = settings.run_dir / "checkpoints"
+    clean(checkpoints)
     if settings.resume and latest_step(checkpoints) is None:
         raise RunFailure(
             "RLF5010",
             f"there is no checkpoint to resume from in `{settings.run_dir}`",
             help=("start it anew in another run folder",),
         )
-    resume_step = step_to_resume(checkpoints, observer.recorded(), plan) if settings.resume else None
+    resume_step = _step_to_resume(checkpoints, observer, plan) if settings.resume else None
     restarts = Restarts(settings.restarts)
     with (
         Interrupts() as interrupts,
@@ -114,10 +115,6 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
     ):
         interrupts.install()
         while True:
-            clean(checkpoints)  # nobody writes there now
-            if resume_step is not None:
-                observer.phase(f"checking the checkpoint of step {resume_step}")
-                verify(checkpoints, resume_step)
             with _started(plan, pools, settings, observer, bool(restarts.number)) as started:
                 watch = _Watch(started, settings, observer, interrupts, plan)
                 try:
@@ -128,7 +125,7 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
                         raise
                     restarts.after(failure, watch.failed_step)
                     clean(checkpoints)
-                    resume_step = step_to_resume(checkpoints, observer.recorded(), plan)
+                    resume_step = _step_to_resume(checkpoints, observer, plan)
                     lost = Restart(restarts.number, restarts.limit, failure, watch.failed_step, resume_step or 0)
             interrupts.start_up()
             observer.restarting(lost)
@@ -155,6 +152,15 @@ def _started(
     observer.phase("placing the ranks")
     with reserved(pools, RETURN_DEADLINE_S if again else None) as group:
         yield start_ranks(plan, pools, group, settings)
+
+
+def _step_to_resume(checkpoints: Path, observer: RunObserver, plan: Plan) -> int | None:
+    """The step whose checkpoint the run goes on from, which is as it was written; None = from the start. RLF5045."""
+    step = step_to_resume(checkpoints, observer.recorded(), plan)
+    if step is not None:
+        observer.phase(f"checking the checkpoint of step {step}")
+        verify(checkpoints, step)
+    return step
 
 
 class _Watch:

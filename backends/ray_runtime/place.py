@@ -28,7 +28,7 @@ class Place:
     seconds: float
     cpu_s: float | None
     """What the thread that executes has computed so far; None where the system does not say."""
-    hostmemory_free: int | None
+    host_memory_free: int | None
     """bytes"""
 
     def sentence(self) -> str:

@@ -231,10 +231,11 @@ class EngineServer:
 
     def _gather(self) -> None:
         """Moves the last samples of a batch together, once, when nothing else waits for a slot."""
-        controller = self._edge.controller
-        waiting = self._new or self._resumed or len(self._engine_of) != controller.ledger.credits[Place.RUNNING]
+        if self._migration is None or self._tail or self._new or self._resumed:
+            return
+        controller, running = self._edge.controller, len(self._engine_of)
         batch = controller.gate.batches.at(controller.step)
-        if self._migration is None or self._tail or waiting or not self._migration.due(len(self._engine_of), batch):
+        if running != controller.ledger.credits[Place.RUNNING] or not self._migration.due(running, batch):
             return
         self._tail = kept(self._loads, self._facts) or ()
         leaving: dict[int, list[int]] = {}

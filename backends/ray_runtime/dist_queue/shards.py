@@ -7,8 +7,9 @@ that is full can always answer it, and no writer waits for a reader that waits f
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -58,51 +59,46 @@ def gather(
     refused = refuse_too_many(spec, least, most)
     if refused is not None:
         return refused
-    answers([actors[0].turn.remote(consumer, reader)])
-    try:
-        return _gather(spec, actors, consumer, least, most, reader, answers)
-    finally:
-        actors[0].end_turn.remote(consumer, reader)
-
-
-def _gather(
-    spec: EdgeSpec,
-    actors: Sequence[Any],
-    consumer: str,
-    least: int,
-    most: int,
-    reader: str,
-    answers: Callable[[list[Any]], list[Any]],
-) -> list[Given] | Refused:
-    end = time.monotonic() + spec.deadline_s
     watching: dict[Any, int] = {}
-    while True:
-        stands: list[Stand] = answers([actor.stand.remote(consumer) for actor in actors])
-        failure = next((stand.failure for stand in stands if stand.failure), None)
-        if failure is not None:
-            return Refused("failed", failure)
-        rows = sum(stand.ready for stand in stands) * spec.group
-        if rows >= least or (rows and all(stand.last for stand in stands)):
-            given = _take(spec, actors, consumer, [stand.ready for stand in stands], most, reader, answers)
-            if sum(len(one.groups) for one in given) * spec.group >= min(least, rows):
-                return given
-            # Named groups were taken in between, which no turn holds back.
-            for one in given:
-                shard = spec.shard_of(one.groups[0])
-                answers([actors[shard].release.remote(consumer, one.groups)])
-        elif all(stand.ended for stand in stands):
-            return [Given(Status.END)]
-        left = end - time.monotonic()
-        if left <= 0:
-            said = answers([actor.describe.remote() for actor in actors])
-            return Refused("late", f"{consumer} found no {least} rows to take: " + " | ".join(said))
-        for number, actor in enumerate(actors):
-            if number not in watching.values():
-                watching[actor.changed.remote(stands[number].changes, min(left, _LOOK_S))] = number
-        done, _ = ray.wait(list(watching), num_returns=1, timeout=left)
-        for call in done:
-            answers([call])
-            del watching[call]
+    with _turn(actors[0], consumer, reader, answers):
+        end = time.monotonic() + spec.deadline_s
+        while True:
+            stands: list[Stand] = answers([actor.stand.remote(consumer) for actor in actors])
+            failure = next((stand.failure for stand in stands if stand.failure), None)
+            if failure is not None:
+                return Refused("failed", failure)
+            rows = sum(stand.ready for stand in stands) * spec.group
+            if rows >= least or (rows and all(stand.last for stand in stands)):
+                given = _take(spec, actors, consumer, [stand.ready for stand in stands], most, reader, answers)
+                if sum(len(one.groups) for one in given) * spec.group >= min(least, rows):
+                    return given
+                # Named groups were taken in between, which no turn holds back.
+                for one in given:
+                    shard = spec.shard_of(one.groups[0])
+                    answers([actors[shard].release.remote(consumer, one.groups)])
+            elif all(stand.ended for stand in stands):
+                return [Given(Status.END)]
+            left = end - time.monotonic()
+            if left <= 0:
+                said = answers([actor.describe.remote() for actor in actors])
+                return Refused("late", f"{consumer} found no {least} rows to take: " + " | ".join(said))
+            for number, actor in enumerate(actors):
+                if number not in watching.values():
+                    watching[actor.changed.remote(stands[number].changes, min(left, _LOOK_S))] = number
+            done, _ = ray.wait(list(watching), num_returns=1, timeout=left)
+            for call in done:
+                answers([call])
+                del watching[call]
+
+
+@contextlib.contextmanager
+def _turn(actor: Any, consumer: str, reader: str, answers: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+    """Of several readers of a consumer one gathers at a time; the first actor says who."""
+    answers([actor.turn.remote(consumer, reader)])
+    try:
+        yield
+    finally:
+        actor.end_turn.remote(consumer, reader)
 
 
 def _take(

@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-
 from rlflow.backends.ray_runtime.batch import Batch
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.streams.sampler import Sampler
 from rlflow.backends.ray_runtime.streams.specs import StreamSpec, stream_specs
+from rlflow.backends.ray_runtime.waiting import answer
 from rlflow.ir.ops import Generate
 from rlflow.plan import Instruction, ReshardWeights, RunStage, TakeRows
 
@@ -32,7 +31,8 @@ class Streams:
         """Steps done + 1 to `last` follow: sampling begins."""
         for stage, sampler in self._samplers.items():
             if self._state.rank == 0:
-                ray.get(self._edges[stage].begin.remote(done, last, self._state.stream_cursors.get(stage)))
+                begun = self._edges[stage].begin.remote(done, last, self._state.stream_cursors.get(stage))
+                _answer(self._state, stage, begun)
             sampler.start()
 
     def finish(self, end: int) -> None:
@@ -83,10 +83,16 @@ class Streams:
         """The model is trained and its weights are on their way."""
         for spec in self._trained:
             if spec.model == model:
-                ray.get(self._edges[spec.stage].trained.remote(step))
+                _answer(self._state, spec.stage, self._edges[spec.stage].trained.remote(step))
 
 
 def trained_cursors(state: RankState) -> dict[str, Any]:
     """For a checkpoint: which prompts have ended, by the stage that samples, as JSON."""
     specs = [spec for spec in stream_specs(state.plan) if spec.trainer == state.pool]
-    return {spec.stage: ray.get(state.all.edges[spec.stage].cursor.remote()) for spec in specs}
+    return {spec.stage: _answer(state, spec.stage, state.all.edges[spec.stage].cursor.remote()) for spec in specs}
+
+
+def _answer(state: RankState, stage: str, ref: Any) -> Any:
+    """Of the actor that admits a stage's samples. RLF5019."""
+    world = state.all
+    return answer(ref, world.timeout.total_seconds(), str(world), f"what admits the samples of `{stage}`")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlflow.backends.ray_runtime.reward_worker import Handle
 from rlflow.backends.ray_runtime.state import RankState
@@ -38,6 +39,15 @@ flow sums {
   stop after 5 steps
 }
 """
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Models this small lose by a second thread, most of all when other processes want the core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class FakeReward:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +22,10 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Generate, HfModel, Lora, Nll, TinyModel, Train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IDS = torch.tensor([[1, 5, 10, 3, 11, 8]])
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def source(lora: Lora | None, architecture: str = "qwen3", **sizes: int) -> TinyModel:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.backends.ray_runtime import session
+from rlflow.backends.ray_runtime import launcher, session
 from rlflow.backends.ray_runtime.failures import guarded, root_cause, worker_died
 from rlflow.backends.ray_runtime.launcher import RunObserver, RunSettings, run_plan
+from rlflow.backends.ray_runtime.saving.manifest import write_manifest
 from rlflow.backends.ray_runtime.session import Interrupts, reserved
 from rlflow.diagnostics import RunFailure
 from rlflow.plan import Plan, Pool, RankPlace
@@ -44,6 +45,23 @@ def test_devices_that_this_version_does_not_run(small_plan: Plan, tmp_path: Path
     with pytest.raises(RunFailure, match="runs on CPUs and NPUs, and pool `main` is made of cuda devices") as failure:
         run_plan(plan, RunSettings(tmp_path, tmp_path / "run"), RunObserver())
     assert failure.value.code == "RLF4003"
+
+
+def test_a_checkpoint_is_checked_before_ray_starts(
+    small_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that a killed run was about to replace: it is put back, and then a file of it is missing."""
+    monkeypatch.setattr(launcher, "ray_session", None)  # calling it would be another error
+    folder = tmp_path / "run" / "checkpoints"
+    aside = folder / ".global_step_2.replaced"
+    aside.mkdir(parents=True)
+    (aside / "state.json").write_text("{}", "utf-8")
+    write_manifest(aside, {"actor/model.safetensors": {"bytes": 3, "sha256": "00"}})
+    (folder / "latest_checkpointed_iteration.txt").write_text("2", "utf-8")
+    with pytest.raises(RunFailure, match=r"`actor/model.safetensors` of the checkpoint of step 2") as failure:
+        run_plan(small_plan, RunSettings(tmp_path, tmp_path / "run", resume=True), RunObserver())
+    assert failure.value.code == "RLF5045"
+    assert (folder / "global_step_2" / "state.json").is_file()
 
 
 @pytest.mark.ray

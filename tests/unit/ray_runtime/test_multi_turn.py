@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,17 +25,11 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate, HfModel, TinyModel
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ALPHABET = "0123456789+=?;"
 TEXTS = ["1+2=", "34+5=", "7", "100+200+300=", "34+5="]
 END = len(ALPHABET) + 1
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(architecture: Literal["qwen3", "llama"] = "qwen3", **sizes: Any) -> LoadedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +16,7 @@ from rlflow.ir.ops import Generate
 from tests.unit.ray_runtime import rollout_jobs as jobs
 from tests.unit.ray_runtime.test_multi_turn import TEXTS, Answers, by_length, column, make, prompts, tiny
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=["qwen3", "llama", "gpt2"])

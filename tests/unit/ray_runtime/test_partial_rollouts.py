@@ -21,15 +21,9 @@ from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.protocol.samples import Segment
 from tests.unit.ray_runtime.rollout_jobs import TEXTS, load, model, op, paused, prompts, rows, sampled
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KINDS: list[Literal["qwen3", "llama", "qwen3_moe"]] = ["qwen3", "llama", "qwen3_moe"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

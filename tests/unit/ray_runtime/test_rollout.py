@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,17 +19,10 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate, HfModel, TinyModel
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ARCHITECTURES: list[Literal["qwen3", "llama"]] = ["qwen3", "llama"]
 TEXTS = ["1+2=", "34+5=", "7", "100+200+300=", "34+5="]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small lose by a second thread, most of all when other processes want the core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(architecture: Literal["qwen3", "llama"] = "qwen3", **sizes: int) -> LoadedModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,9 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.driver import compile
 from rlflow.ir.ops import AdamW, Lora, LossTerm, PpoClip, TinyModel, Train, ValueClip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LORA = Lora(rank=4, alpha=8.0, targets="all_linear")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pair(lora: Lora | None = None) -> tuple[LoadedModel, LoadedModel]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,7 @@ from rlflow.backends.ray_runtime.state import RankState
 from rlflow.ir.ops import Generate, GroupNormalize, Op, ReinforcePp, Remax, Rloo, TinyModel
 from rlflow.plan import Because, Plan, Pool, Program, RankPlace, Source, SpanRef, Stage, Stop
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- who has what -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +20,10 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, Entropy, Kl, LossTerm, PpoClip, TinyModel, Train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLIP = PpoClip(weight=1.0, clip_low=0.2, clip_high=0.2)
 AGGREGATES: list[Aggregate] = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small lose by a second thread, most of all when other processes want the core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(architecture: Literal["qwen3", "llama"] = "qwen3") -> LoadedModel:

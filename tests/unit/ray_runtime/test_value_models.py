@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +19,9 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import AdamW, PresetModel, RewardModel, TinyModel, Train, ValueClip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SOURCE = TinyModel(architecture="qwen3", alphabet="0123456789+=", hidden=32, layers=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def samples_of(rows: list[tuple[int, int]]) -> Batch:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -15,16 +13,10 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.ir.ops import AdamW, Entropy, PpoClip, Train
 from tests.unit.ray_runtime.parallel import models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = 17
 BATCH = models.samples(ROWS, seed=4)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class AlwaysPacked(Executor):

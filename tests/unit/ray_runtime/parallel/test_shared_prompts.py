@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -17,15 +15,9 @@ from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.ir.ops import AdamW, Entropy, PpoClip, Train
 from tests.unit.ray_runtime.parallel import models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GROUPS, N = 4, 5
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def groups(seed: int = 0, *, mask: bool = False, longest: int = 9) -> Batch:
