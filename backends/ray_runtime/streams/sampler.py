@@ -1,8 +1,10 @@
 """A rank's end of a stream: a thread that samples all the time, takes new weights, and keeps what is finished.
 
 Generation stops at a token, and goes on with everything that it had, when the edge has something new (prompts, weights,
-groups given up), when a step's samples are asked for, and while an evaluation uses the engine. New weights go on with
-unfinished samples, which remember the version of every token, or wait for them (`StreamSpec.drains`).
+groups given up) and while an evaluation uses the engine. What a step asks for is taken out of it without a stop. New
+weights go on with unfinished samples, which remember the version of every token, or wait for them
+(`StreamSpec.drains`). Where they wait, nothing stops generation before its samples are finished: what is read anew
+after a stop differs in the last bits, and when one stops is a matter of the clock.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._wake = False
-        """Stop at the next token: the main thread wants something."""
+        """Stop at the next token: the main thread wants the engine, or the end."""
+        self.asked = False
+        """A step waits for samples that are finished."""
         self._hold = self._held = self._end = False
         self._watch: Any = None
         """What the edge will say next."""
@@ -62,6 +66,10 @@ class Sampler:
         """No samples, with all their columns."""
         self._due = 0
         """The newest version that is on its way here."""
+        self._reports: list[Any] = []
+        """Answers of the edge to what one call of the engine told it."""
+        self._looked = 0.0
+        """When `_enough` last asked whether the edge has something new."""
         self.dropped = 0
         """Samples given up so far."""
         self.resumed = 0
@@ -81,7 +89,7 @@ class Sampler:
             raise self._late(f"the samples of step {step}", answer)
         with self._changed:
             self._wait(lambda: self._has(answer), f"the samples of step {step}, which the edge says are finished")
-            self._wake = False
+            self.asked = False
             return self._taken(answer)
 
     @contextmanager
@@ -89,9 +97,9 @@ class Sampler:
         """The engine is the caller's, with the weights of `version` (None: any)."""
         with self._changed:
             if version is not None:
-                self._wait(lambda: self._channel.version >= version, f"version {version} of `{self.spec.model}`", False)
-            self._hold = True
-            self._wait(lambda: self._held, "generation to stop at a token")
+                self._wait(lambda: self._channel.version >= version, f"version {version} of `{self.spec.model}`")
+            self._hold, self._wake = True, not self.spec.drains
+            self._wait(lambda: self._held, "generation to stop")
         try:
             yield
         finally:
@@ -106,9 +114,7 @@ class Sampler:
         with self._changed:
             left = self._channel.left(end)
             if left:
-                self._wait(
-                    lambda: self._channel.version >= left[-1], f"version {left[-1]} of `{self.spec.model}`", False
-                )
+                self._wait(lambda: self._channel.version >= left[-1], f"version {left[-1]} of `{self.spec.model}`")
             self._end = self._wake = True
             self._changed.notify_all()
         self._thread.join()
@@ -116,7 +122,7 @@ class Sampler:
             raise self._failure
 
     def _has(self, positions: list[int]) -> bool:
-        self._wake = True
+        self.asked = True
         if self._finished is None:
             return not positions and self._none is not None
         found = np.isin(self._finished.array("uid"), positions)
@@ -146,13 +152,12 @@ class Sampler:
             if ready:
                 return self._got(ref)
 
-    def _wait(self, ready: Callable[[], bool], what: str, stop: bool = True) -> None:
-        """With the lock: until `ready`. `stop`: generation is to stop for it."""
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        """With the lock: until `ready`."""
         until = time.monotonic() + self._state.all.timeout.total_seconds()
         while not ready():
             if self._failure is not None:
                 raise self._failure
-            self._wake = self._wake or stop
             if not self._changed.wait(max(0.0, min(1.0, until - time.monotonic()))) and time.monotonic() >= until:
                 raise self._late(what, "the thread that samples did not give them")
 
@@ -259,52 +264,57 @@ class Sampler:
         self.resumed += had
         before = [] if begun is None else begun.packed("response_ids").lengths.tolist()
         version = self._engine.version
-        reports = [self._edge.began.remote(ids.tolist(), version)]
-        told = np.zeros(len(ids), dtype=bool)
-        looked = time.monotonic()
-
-        def tell(complete: np.ndarray) -> None:
-            new = complete & ~told
-            if new.any():
-                reports.append(self._edge.finished.remote(ids[new].tolist()))
-                told[new] = True
-
-        def enough(complete: np.ndarray) -> bool:
-            nonlocal looked
-            tell(complete)
-            if self._wake:
-                return True
-            now = time.monotonic()
-            if now - looked < _LOOK_S or self._watch is None:
-                return False
-            looked = now
-            return bool(ray.wait([self._watch], timeout=0)[0])
-
+        self._reports = [self._edge.began.remote(ids.tolist(), version)]
         if self._watch is None:
             self._watch = self._edge.orders.remote(self._state.rank, _ORDERS_S)
         found = self._engine.generate_partial(
-            prompts, self._op, seed=self._state.seed, step=DRAWS, begun=begun, enough=enough
+            prompts,
+            self._op,
+            seed=self._state.seed,
+            step=DRAWS,
+            begun=begun,
+            enough=self._enough,
+            handover=_Handover(self, ids),
         )
+        self.tell_finished([self._ids[key] for key in _keys(found.finished)])
+        self.keep(found.finished)
         place = {key: number for number, key in enumerate(keys)}
-        complete = np.zeros(len(ids), dtype=bool)
-        for key in _keys(found.finished):
-            complete[place[key]] = True
-            del self._ids[key]
-        tell(complete)
         made: dict[int, int] = {}
         for key, length in zip(
             _keys(found.unfinished), found.unfinished.packed("response_ids").lengths.tolist(), strict=True
         ):
             number = place[key]
             made[int(ids[number])] = length - (before[number] if number < had else 0)
-        reports.append(self._edge.paused.remote(made, version))
-        for report in reports:
+        self._reports.append(self._edge.paused.remote(made, version))
+        for report in self._reports:
             self._got(report)
         with self._changed:
             self._tickets = []
-            self._none = found.finished.select([])
             self._unfinished = found.unfinished if found.unfinished.rows else None
-            kept = [batch for batch in (self._finished, found.finished) if batch is not None and batch.rows]
+            self._changed.notify_all()
+
+    def _enough(self, complete: np.ndarray) -> bool:
+        """Whether generation is to stop for something new."""
+        if self._wake or self.spec.drains or self._watch is None:
+            return self._wake
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return False
+        self._looked = now
+        return bool(ray.wait([self._watch], timeout=0)[0])
+
+    def tell_finished(self, ids: list[int]) -> None:
+        """To the edge, which may hear it twice."""
+        self._reports.append(self._edge.finished.remote(ids))
+
+    def keep(self, samples: Batch) -> None:
+        """Finished samples, for the steps that will ask for them."""
+        for key in _keys(samples):
+            del self._ids[key]
+        with self._changed:
+            self.asked = False
+            self._none = samples.select([])
+            kept = [batch for batch in (self._finished, samples) if batch is not None and batch.rows]
             self._finished = Batch.concat(kept) if kept else None
             self._changed.notify_all()
 
@@ -312,6 +322,28 @@ class Sampler:
         data = self._state.data[self.spec.data]
         parts = [data.take(position, 1, self._state.seed)[0] for position in positions]
         return Batch.concat(parts) if parts else data.take(0, 1, self._state.seed)[0].select([])
+
+
+class _Handover:
+    """Between one call of the engine and a sampler. `ids`: of the call's samples."""
+
+    def __init__(self, sampler: Sampler, ids: np.ndarray) -> None:
+        self._sampler, self._ids = sampler, ids
+        self._told = np.zeros(len(ids), dtype=bool)
+        self._given = self._told
+
+    def wanted(self, complete: np.ndarray) -> bool:
+        new = complete & ~self._told
+        if new.any():
+            self._sampler.tell_finished(self._ids[new].tolist())
+            self._told = complete.copy()
+        if not self._sampler.asked or not (complete & ~self._given).any():
+            return False
+        self._given = complete.copy()
+        return True
+
+    def take(self, samples: Batch) -> None:
+        self._sampler.keep(samples)
 
 
 def _keys(samples: Batch) -> list[tuple[int, int]]:
