@@ -140,9 +140,10 @@ class DistQueue:
 
     def _fetch(self, pieces: list[Piece]) -> list[dict[str, Sent]]:
         """The columns of all pieces; RLF5064 where the process that put one has died."""
+        pieces = self._brought(pieces)
         stored = [piece.data[0] for piece in pieces if piece.stored]
         try:
-            found = iter(ray.get(stored, timeout=self.spec.deadline_s))
+            found = iter(ray.get(stored, timeout=self.spec.deadline_s) if stored else ())
         except ray.exceptions.GetTimeoutError:
             raise self._late(f"{len(stored)} objects did not come out of the object store") from None
         except (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError) as error:
@@ -153,6 +154,22 @@ class DistQueue:
                 help=("the process that made them has died: go on from the last checkpoint",),
             ) from None
         return [next(found) if piece.stored else piece.data for piece in pieces]
+
+    def _brought(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces with those that the actors have kept, in the same order."""
+        places: dict[int, list[tuple[int, int, int]]] = {}
+        for piece in pieces:
+            if piece.at is not None:
+                places.setdefault(self.spec.shard_of(piece.at[0]), []).append(piece.at)
+        if not places:
+            return pieces
+        answers = self._all([self._actors[shard].pieces.remote(asked) for shard, asked in places.items()])
+        found = {
+            at: one
+            for asked, own in zip(places.values(), answers, strict=True)
+            for at, one in zip(asked, own, strict=True)
+        }
+        return [piece if piece.at is None else found[piece.at] for piece in pieces]
 
     def _all(self, calls: list[Any]) -> list[Any]:
         """The answers of some calls, and of those before that nobody waited for."""
