@@ -43,12 +43,19 @@ class DistQueue:
 
     def put(self, producer: str, facts: RowFacts, fields: Mapping[str, Field]) -> int:
         """Add rows; waits for room. Bytes that travelled."""
-        self._fit(facts, fields)
-        pieces = pieces_of(self.spec, fields)
-        self._all(
-            [self._actors[shard].put.remote(producer, part, pieces) for shard, part in split_rows(self.spec, facts)]
-        )
-        return sum(piece.nbytes for piece in pieces)
+        return self.put_each([(producer, facts, fields)])
+
+    def put_each(self, parts: Sequence[tuple[str, RowFacts, Mapping[str, Field]]]) -> int:
+        """Add the rows of several producers that this process stands for; none waits for another's answer."""
+        calls, sent = [], 0
+        for producer, facts, fields in parts:
+            self._fit(facts, fields)
+            pieces = pieces_of(self.spec, fields)
+            sent += sum(piece.nbytes for piece in pieces)
+            for shard, part in split_rows(self.spec, facts):
+                calls.append(self._actors[shard].put.remote(producer, part, pieces))
+        self._all(calls)
+        return sent
 
     def put_fields(self, facts: RowFacts, fields: Mapping[str, Field]) -> int:
         """Further fields of rows that are in the queue; of `facts` the ids and groups count. Rows that were there."""
@@ -89,6 +96,14 @@ class DistQueue:
         if isinstance(found, Refused):
             raise self._refused(found)
         return self._reading(found)
+
+    def take_each(self, consumers: Sequence[str], count: int) -> list[Reading]:
+        """So many rows for each of several consumers that this process stands for."""
+        if len(self._actors) > 1:
+            return [self.take(consumer, count) for consumer in consumers]
+        (actor,) = self._actors
+        answers = self._all([actor.take.remote(consumer, count, count, "") for consumer in consumers])
+        return [self._reading([given]) for given in answers]
 
     def take_groups(self, consumer: str, groups: Sequence[int], reader: str = "") -> Reading:
         """Exactly these groups, in this order; waits until they are ready."""

@@ -1,7 +1,8 @@
 """A worker's ends of the queues between pools: the calls of every rank that it stands for.
 
-Each rank puts a part of its own, as in a run with devices, and each block of ranks that reads together takes once. What
-comes is checked: every row once, in the order of the step that made it.
+Each rank puts a part of its own, as in a run with devices, and each block of ranks that reads together takes once. These
+calls are under way at the same time, as on a cluster, where every rank is a process. What comes is checked: every row
+once, in the order of the step that made it.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ class Ends:
         size = self.sizes[self.pool]
         first = bounds(held.total, size, self.ranks.start)[0]
         note = pickle.dumps((held.total, held.base))
+        parts = []
         for rank in self.ranks:
             low, high = bounds(held.total, size, rank)
             rows = held.rows.part(low - first, high - first)
             facts = RowFacts((number * size + rank,), (number,), notes=(note,), spans=((0, rows.count),))
-            started = time.perf_counter()
-            end.put(f"rank {rank}", facts, rows.fields())
-            self.post.count("put", time.perf_counter() - started)
+            parts.append((f"rank {rank}", facts, rows.fields()))
+        started = time.perf_counter()
+        end.put_each(parts)
+        self.post.count("put", time.perf_counter() - started, len(parts))
 
     def take(self, queue_id: str, made: int | None) -> tuple[Held, int]:
         """The worker's rows of the queue's next batch, and how many batches the queue held.
@@ -80,11 +83,12 @@ class Ends:
         size = self.sizes[self.pool]
         block = size // readers_of(queue, size)
         blocks, depth, total, base = [], 0, 0, 0
-        for first in range(self.ranks.start, self.ranks.stop, block):
-            reader = f"reader {first // block}"
-            started = time.perf_counter()
-            reading = end.take(reader, end.spec.group)
-            self.post.count("take", time.perf_counter() - started)
+        firsts = range(self.ranks.start, self.ranks.stop, block)
+        readers = [f"reader {first // block}" for first in firsts]
+        started = time.perf_counter()
+        readings = end.take_each(readers, end.spec.group)
+        self.post.count("take", time.perf_counter() - started, len(readers))
+        for first, reader, reading in zip(firsts, readers, readings, strict=True):
             depth = max(depth, reading.depth)
             total, base = pickle.loads(reading.facts.notes[0])
             low, high = bounds(total, size, first)[0], bounds(total, size, first + block - 1)[1]
