@@ -34,7 +34,8 @@ class Sent:
     layout: Layout | None
     """None for a column whose rows the reader has."""
     origin: list[Split] | None
-    """Of a column without its rows: how these were dealt out over the ranks that made it; None = they made the rows."""
+    """Of a column without its rows: how these were dealt out over the ranks that made it; None = they made the rows.
+    Only the first part of a batch says so: it is as long as there are ranks."""
     cursors: dict[str, int]
     """Rows taken from every data set when the part was put."""
 
@@ -72,8 +73,8 @@ class PoolEdges:
         layout = layout_of(value if isinstance(value, Batch) else rows) if isinstance(value, Batch) or alone else None  # type: ignore[arg-type]
         number = self._put[queue.id] = self._put.get(queue.id, -1) + 1
         origin = None if layout is not None else frame.splits.get(rows_root(self.plan, instruction.stage))
-        note = pickle.dumps(Sent(layout, origin, dict(self.cursors)))
         rank, parts = self.world.rank, self.world.size
+        note = pickle.dumps(Sent(layout, None if rank else origin, dict(self.cursors)))
         facts = RowFacts((number * parts + rank,), (number,), notes=(note,), spans=((0, message.rows),))
         return self._end(queue).put(f"rank {rank}", facts, message.columns)
 
