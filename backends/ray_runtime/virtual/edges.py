@@ -1,8 +1,8 @@
 """A worker's ends of the queues between pools: the calls of every rank that it stands for.
 
-Each rank puts a part of its own, as in a run with devices, and each block of ranks that reads together takes once. These
-calls are under way at the same time, as on a cluster, where every rank is a process. What comes is checked: every row
-once, in the order of the step that made it.
+Each rank puts a part of its own, as in a run with devices, and each block of ranks that reads together takes once.
+These calls are under way at the same time, as on a cluster, where every rank is a process. What comes is checked: every
+row once, in the order of the step that made it.
 """
 
 from __future__ import annotations
