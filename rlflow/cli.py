@@ -337,11 +337,9 @@ def _request(
             raise click.UsageError(
                 "--resume takes everything from the run folder; only --steps, --log and --keep-checkpoints go with it"
             )
-        runs.open_run_dir(resume, resume=True)
-        plan = _compiled(resume / "plan.json", driver.Options())
-        base_dir = driver.find_base_dir(plan, resume / "plan.json")
-        runs.check_sources(plan, base_dir, allow_changed)
-        return runs.RunRequest(plan, base_dir, resume, steps, None, resume=True, address=address)
+        request = runs.resume_request(resume, allow_changed=allow_changed)
+        _state["plan"] = request.plan
+        return replace(request, steps=steps, address=address)
     if path is None:
         raise click.UsageError("give a .rlflow file or a plan, or --resume RUN_DIR")
     plan = _compiled(path, options)

@@ -97,6 +97,17 @@ def check_sources(plan: Plan, base_dir: Path, allow_changed: bool) -> None:
         )
 
 
+def resume_request(run_dir: Path, *, allow_changed: bool = False) -> RunRequest:
+    """To go on in the folder of an earlier run, with its plan. RunFolderError, RunFailure RLF4001, RLF4002."""
+    from rlflow import driver
+
+    open_run_dir(run_dir, resume=True)
+    plan = driver.load_plan(run_dir / "plan.json")
+    base_dir = driver.find_base_dir(plan, run_dir / "plan.json")
+    check_sources(plan, base_dir, allow_changed)
+    return RunRequest(plan, base_dir, run_dir, resume=True)
+
+
 def on_device(plan: Plan, kind: str) -> Plan:
     """A plan for this machine, on its devices of another kind. RLF4003 for a plan whose cluster says what they are."""
     pools = tuple(

@@ -15,7 +15,13 @@ from rlflow.backends.ray_runtime.accepted import refuse_unknown
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step, verify
 from rlflow.backends.ray_runtime.failures import actor_died, is_echo, is_late, root_cause, worker_died
 from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
-from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS, Restart, Restarts, step_to_resume
+from rlflow.backends.ray_runtime.restarts import (
+    DEFAULT_RESTARTS,
+    Restart,
+    Restarts,
+    from_the_start,
+    step_to_resume,
+)
 from rlflow.backends.ray_runtime.saving.parts import clean
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
@@ -102,11 +108,7 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
     checkpoints = settings.run_dir / "checkpoints"
     clean(checkpoints)
     if settings.resume and latest_step(checkpoints) is None:
-        raise RunFailure(
-            "RLF5010",
-            f"there is no checkpoint to resume from in `{settings.run_dir}`",
-            help=("start it anew in another run folder",),
-        )
+        observer.message(from_the_start(plan, observer.recorded(), settings.run_dir))
     resume_step = _step_to_resume(checkpoints, observer, plan) if settings.resume else None
     restarts = Restarts(settings.restarts)
     with (

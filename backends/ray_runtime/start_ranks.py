@@ -99,7 +99,9 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
     sizes = {pool.name: len(pool.ranks) for pool in pools}
     queues = start_queues(plan, sizes)
     edges = {
-        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(spec, sizes[spec.source], plan.collective_timeout_s)
+        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(
+            spec, sizes[spec.source] // spec.together, plan.collective_timeout_s
+        )
         for spec in stream_specs(plan)
     }
     control = start_control(max(_parts(plan), 1)) if len(pools) > 1 else None

@@ -17,7 +17,7 @@ SCHEDULE = """
 schedule sums on four {{
   pool rollout = {ranks} devices
   pool learner = 1 devices
-  place actor.generate on rollout
+  place actor.generate on rollout{layout}
   place actor.train, reference on learner
   {body}
 }}
@@ -26,12 +26,12 @@ TRIGGER = "staleness actor = 1 step\n  trigger samples at 75%, carry partial"
 GROUP = 4
 
 
-def prepared(project: Any, body: str, ranks: int = 1, saves: str = "save every 2 steps") -> Any:
+def prepared(project: Any, body: str, ranks: int = 1, tp: int = 1, saves: str = "save every 2 steps") -> Any:
     """Batches of 8 prompts whose responses end at very different lengths."""
     project.edit("max_new = 3 tokens)\n    ref", "max_new = 40 tokens)\n    ref")
     project.edit("take(4 prompts)", "take(8 prompts)")
     project.edit("save every 2 steps", f"allow actor staleness <= 2 steps with truncated_is(2.0)\n  {saves}")
-    text = SCHEDULE.format(body=body, ranks=ranks) + CLUSTER
+    text = SCHEDULE.format(body=body, ranks=ranks, layout=f" with tp = {tp}" if tp > 1 else "") + CLUSTER
     project.flow.write_text(project.flow.read_text("utf-8") + text, "utf-8")
     return project
 
@@ -48,17 +48,18 @@ def trained_samples(run: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("body", "ranks"),
+    ("body", "ranks", "tp"),
     [
-        (TRIGGER, 2),
-        ("staleness actor = 1 step, admit slack_edf", 1),
-        ("staleness actor = 1 step, admit evict", 1),
+        (TRIGGER, 2, 1),
+        (TRIGGER, 2, 2),
+        ("staleness actor = 1 step, admit slack_edf", 1, 1),
+        ("staleness actor = 1 step, admit evict", 1, 1),
     ],
-    ids=["trigger", "slack_edf", "evict"],
+    ids=["trigger", "trigger with tensor parallelism", "slack_edf", "evict"],
 )
-def test_samples_are_admitted_by_the_rule_and_trained_on_once(project: Any, body: str, ranks: int) -> None:
+def test_samples_are_admitted_by_the_rule_and_trained_on_once(project: Any, body: str, ranks: int, tp: int) -> None:
     """Ages are checked in every training (RLF5040); evaluations, of the weights of their steps, lie in between."""
-    run = prepared(project, body, ranks).run("run", steps=5)
+    run = prepared(project, body, ranks, tp).run("run", steps=5)
     assert run.trained_steps == [1, 2, 3, 4, 5]
     assert [row["step"] for row in run.rows if any(key.startswith("val/") for key in row["data"])] == [0, 2, 4, 5]
     cursor = edges(run.folder, 5)

@@ -5,6 +5,9 @@ groups given up) and while an evaluation uses the engine. What a step asks for i
 weights go on with unfinished samples, which remember the version of every token, or wait for them
 (`StreamSpec.drains`). Where they wait, nothing stops generation before its samples are finished: what is read anew
 after a stop differs in the last bits, and when one stops is a matter of the clock.
+
+The ranks of a replica (tensor parallelism) have a thread each. The first alone talks with the edge; before everything
+that it does it tells the others, and each gives its share of the samples to the steps.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
+import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.backends.ray_runtime.parallel.mesh import new_group
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.streams.sample_edge import Orders, Ticket
 from rlflow.backends.ray_runtime.streams.specs import StreamSpec
@@ -47,6 +53,13 @@ class Sampler:
         self._op = op
         self._channel = next(channel for channel in state.channels.values() if spec.stage in channel.reshard.readers)
         self._engine = state.models[spec.model].engine
+        self._replica, self._number = divmod(state.rank, spec.together)
+        """Of all, and this rank in it."""
+        self._others: dist.ProcessGroup | None = None
+        mesh = state.models[spec.model].engine_mesh
+        if mesh is not None and mesh.replica is not None:
+            ranks = mesh.members(lambda place: place.dp)
+            self._others = new_group(ranks, f"samples of {spec.stage}", state.all.timeout)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -54,7 +67,9 @@ class Sampler:
         """Stop at the next token: the main thread wants the engine, or the end."""
         self.asked = False
         """A step waits for samples that are finished."""
-        self._hold = self._held = self._end = False
+        self._end = False
+        self._holds = self._stopped = self._over = 0
+        """How often the main thread wanted the engine for itself, got it, and gave it back."""
         self._watch: Any = None
         """What the edge will say next."""
         self._tickets: list[Ticket] = []
@@ -70,10 +85,6 @@ class Sampler:
         """Answers of the edge to what one call of the engine told it."""
         self._looked = 0.0
         """When `_enough` last asked whether the edge has something new."""
-        self.dropped = 0
-        """Samples given up so far."""
-        self.resumed = 0
-        """How often an unfinished sample was gone on with."""
 
     # --- the main thread ----------------------------------------------------------------------------------------------
 
@@ -84,7 +95,7 @@ class Sampler:
 
     def batch(self, step: int) -> Batch:
         """This rank's samples of a step, whole groups in the order of training. RLF5041 when they do not come."""
-        answer = self._ask(self._edge.batch.remote(self._state.rank, step))
+        answer = self._ask(self._edge.batch.remote(self._replica, step))
         if isinstance(answer, str):
             raise self._late(f"the samples of step {step}", answer)
         with self._changed:
@@ -98,13 +109,14 @@ class Sampler:
         with self._changed:
             if version is not None:
                 self._wait(lambda: self._channel.version >= version, f"version {version} of `{self.spec.model}`")
-            self._hold, self._wake = True, not self.spec.drains
-            self._wait(lambda: self._held, "generation to stop")
+            self._holds += 1
+            self._wake = not self.spec.drains
+            self._wait(lambda: self._stopped >= self._holds, "generation to stop")
         try:
             yield
         finally:
             with self._changed:
-                self._hold = self._wake = False
+                self._over, self._wake = self._holds, False
                 self._changed.notify_all()
 
     def finish(self, end: int) -> None:
@@ -129,19 +141,19 @@ class Sampler:
         return int(found.sum()) == len(positions) * self._op.n
 
     def _taken(self, positions: list[int]) -> Batch:
-        """Out of what is finished, in the order of `positions`."""
+        """This rank's share of them out of what is finished, in the order of `positions`; the others leave, too."""
         if not positions:
             assert self._none is not None
             return self._none
-        assert self._finished is not None
-        place = {position: number for number, position in enumerate(positions)}
-        uids = self._finished.array("uid")
-        group = np.array([place.get(uid, -1) for uid in uids.tolist()], dtype=np.int64)
+        gone = self._finished
+        assert gone is not None
+        self._finished = _without(gone, set(positions))
+        share = np.array_split(np.array(positions, dtype=np.int64), self.spec.together)[self._number]
+        place = {position: number for number, position in enumerate(share.tolist())}
+        group = np.array([place.get(uid, -1) for uid in gone.array("uid").tolist()], dtype=np.int64)
         mine = np.flatnonzero(group >= 0)
-        mine = mine[np.lexsort((self._finished.array("sample")[mine], group[mine]))]
-        batch = self._finished.select(mine).with_columns(group=group[mine])
-        self._finished = self._finished.select(np.flatnonzero(group < 0))
-        return batch
+        mine = mine[np.lexsort((gone.array("sample")[mine], group[mine]))]
+        return gone.select(mine).with_columns(group=group[mine])
 
     def _ask(self, ref: Any) -> Any:
         """The answer of the edge; what went wrong in the thread comes first."""
@@ -194,28 +206,45 @@ class Sampler:
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
-                if self._end:
-                    return
-                self._held = self._hold
-                self._changed.notify_all()
-                if self._held:
-                    self._changed.wait(1.0)
-                    continue
-            busy = bool(self._tickets) or self._unfinished is not None
-            orders = self._orders(_SETTLE_S if busy else _IDLE_S)
-            if orders:
-                self._obey(orders)
-            open_ = bool(self._tickets) or self._unfinished is not None
+            word = self._next()
+            if word.end:
+                return
+            if word.holds > self._over:
+                with self._changed:
+                    self._stopped = word.holds
+                    self._changed.notify_all()
+                    while self._over < word.holds:
+                        self._changed.wait(1.0)
+                continue
+            if word.orders:
+                self._obey(word.orders)
             arriving = self._channel.left(self._due)
-            if arriving and not (open_ and self.spec.drains):
+            if arriving and not (self._open and self.spec.drains):
                 self._load(arriving)
-            elif open_ or self._none is None:
+            elif self._open or self._none is None:
                 self._generate()
+
+    @property
+    def _open(self) -> bool:
+        """Whether there are samples to be gone on with."""
+        return bool(self._tickets) or self._unfinished is not None
+
+    def _next(self) -> _Word:
+        """What all ranks of the replica do next, which the first says."""
+        told: list[_Word | None] = [None]
+        if self._number == 0:
+            with self._changed:
+                end, holds = self._end, self._holds
+            orders = None if end or holds > self._over else self._orders(_SETTLE_S if self._open else _IDLE_S)
+            told = [_Word(end, holds, orders or Orders())]
+        if self._others is not None:
+            dist.broadcast_object_list(told, group=self._others, group_src=0)
+        assert told[0] is not None
+        return told[0]
 
     def _orders(self, seconds: float) -> Orders | None:
         if self._watch is None:
-            self._watch = self._edge.orders.remote(self._state.rank, _ORDERS_S)
+            self._watch = self._edge.orders.remote(self._replica, _ORDERS_S)
         ready, _ = ray.wait([self._watch], timeout=seconds)
         if not ready:
             return None
@@ -234,19 +263,15 @@ class Sampler:
         self._tickets = [ticket for ticket in self._tickets if ticket.position not in gone]
         self._ids = {key: id for key, id in self._ids.items() if key[0] not in gone}
         with self._changed:
-            before = self._rows()
             self._unfinished = _without(self._unfinished, gone)
             self._finished = _without(self._finished, gone)
-            self.dropped += before - self._rows()
-
-    def _rows(self) -> int:
-        return sum(batch.rows for batch in (self._unfinished, self._finished) if batch is not None)
 
     def _load(self, versions: list[int]) -> None:
         """Every version that was sent, in order."""
         for version in versions:
             self._state.deliver(self._channel, version, functools.partial(self._channel.receive, version))
-        self._got(self._edge.loaded.remote(self._state.rank, versions[-1]))
+        if self._number == 0:
+            self._got(self._edge.loaded.remote(self._replica, versions[-1]))
         with self._changed:
             self._changed.notify_all()
 
@@ -255,18 +280,16 @@ class Sampler:
         assert self._engine is not None
         begun, tickets = self._unfinished, self._tickets
         prompts = self._prompts([ticket.position for ticket in tickets])
-        keys = (
-            [] if begun is None else list(zip(begun.array("uid").tolist(), begun.array("sample").tolist(), strict=True))
-        )
+        keys = [] if begun is None else _keys(begun)
         keys += [(ticket.position, number) for ticket in tickets for number in range(self._op.n)]
         ids = np.array([self._ids[key] for key in keys], dtype=np.int64)
         had = 0 if begun is None else begun.rows
-        self.resumed += had
         before = [] if begun is None else begun.packed("response_ids").lengths.tolist()
         version = self._engine.version
-        self._reports = [self._edge.began.remote(ids.tolist(), version)]
-        if self._watch is None:
-            self._watch = self._edge.orders.remote(self._state.rank, _ORDERS_S)
+        self._reports = []
+        self._report("began", ids.tolist(), version)
+        if self._watch is None and self._number == 0:
+            self._watch = self._edge.orders.remote(self._replica, _ORDERS_S)
         found = self._engine.generate_partial(
             prompts,
             self._op,
@@ -285,7 +308,7 @@ class Sampler:
         ):
             number = place[key]
             made[int(ids[number])] = length - (before[number] if number < had else 0)
-        self._reports.append(self._edge.paused.remote(made, version))
+        self._report("paused", made, version)
         for report in self._reports:
             self._got(report)
         with self._changed:
@@ -305,7 +328,12 @@ class Sampler:
 
     def tell_finished(self, ids: list[int]) -> None:
         """To the edge, which may hear it twice."""
-        self._reports.append(self._edge.finished.remote(ids))
+        self._report("finished", ids)
+
+    def _report(self, what: str, *about: Any) -> None:
+        """Tell the edge, and look later what it says to it."""
+        if self._number == 0:
+            self._reports.append(getattr(self._edge, what).remote(*about))
 
     def keep(self, samples: Batch) -> None:
         """Finished samples, for the steps that will ask for them."""
@@ -322,6 +350,15 @@ class Sampler:
         data = self._state.data[self.spec.data]
         parts = [data.take(position, 1, self._state.seed)[0] for position in positions]
         return Batch.concat(parts) if parts else data.take(0, 1, self._state.seed)[0].select([])
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What the ranks of a replica do next: end, or give the engine away for the n-th time, or obey."""
+
+    end: bool
+    holds: int
+    orders: Orders
 
 
 class _Handover:
