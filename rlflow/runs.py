@@ -98,10 +98,17 @@ def check_sources(plan: Plan, base_dir: Path, allow_changed: bool) -> None:
 
 
 def resume_request(run_dir: Path, *, allow_changed: bool = False) -> RunRequest:
-    """To go on in the folder of an earlier run, with its plan. RunFolderError, RunFailure RLF4001, RLF4002."""
+    """To go on in the folder of an earlier run, with its plan. RunFolderError, RunFailure RLF4001, RLF4002, and RLF5010
+    for the folder of a virtual run."""
     from rlflow import driver
 
     open_run_dir(run_dir, resume=True)
+    if read_run_json(run_dir).get("virtual"):
+        raise RunFailure(
+            "RLF5010",
+            f"there is no checkpoint to resume from in `{run_dir}`: it is of a virtual run, which has no weights",
+            help=("start another one: `rlflow run FILE --device virtual`",),
+        )
     plan = driver.load_plan(run_dir / "plan.json")
     base_dir = driver.find_base_dir(plan, run_dir / "plan.json")
     check_sources(plan, base_dir, allow_changed)

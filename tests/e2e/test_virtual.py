@@ -93,6 +93,19 @@ def test_weights_come_at_their_versions(ran: Path) -> None:
     assert begun[4] > published[2]
 
 
+def test_a_virtual_run_is_not_resumed(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would begin to compute, in a folder that says it did not."""
+    from rlflow.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--resume", str(ran)])
+    assert end.value.code == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "error[RLF5010]: there is no checkpoint to resume from" in told
+    assert "it is of a virtual run, which has no weights" in told
+    assert read_run_json(ran)["status"] == "finished"
+
+
 def test_ctrl_c_ends_all_pools_after_one_step(flow: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(metrics: Path) -> None:
         until = time.monotonic() + 60
