@@ -158,6 +158,7 @@ class Interpreter:
         samples = self._streams.batch(instruction.stage, step)
         self._frame.put(self._stages[instruction.stage], samples)
         metrics.samples(samples, instruction.stage)
+        metrics.spells(self._streams.spells(instruction.stage))
         return token_count(samples)
 
     def _call(

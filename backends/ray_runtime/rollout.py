@@ -25,6 +25,7 @@ from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.conversation import Conversations, decode_text
 from rlflow.backends.ray_runtime.decoder import make_decoder
 from rlflow.backends.ray_runtime.engine import (
+    Ends,
     Enough,
     Generated,
     Level,
@@ -40,6 +41,7 @@ from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.replica import Replica
 from rlflow.backends.ray_runtime.sampling import Sampler, response_lengths
+from rlflow.backends.ray_runtime.spells import no_spells
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate
 from rlflow.protocol.samples import Segment
@@ -84,6 +86,8 @@ class RolloutEngine:
         self._gate = Gate(self._replica, wait_seconds)
         self.cache_limit_bytes: int | None = None
         """What keys and values may take: fewer samples are decoded at once where they would take more, at least one."""
+        self.spells = no_spells()
+        """What its time went to; who reads it empties it."""
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +199,7 @@ class RolloutEngine:
         step: int,
         version: int | None = None,
         environments: Environments | None = None,
+        ends: Ends | None = None,
     ) -> Batch:
         """`op.n` samples per prompt, prompt by prompt: the columns of a samples batch (see batch.py).
 
@@ -213,11 +218,12 @@ class RolloutEngine:
         failing environment, RLF5006 an engine that is asleep, in an update, or is paused with `abort` meanwhile.
         """
         present = op.environment is None or environments is not None or not self._replica.first
+        assert ends is None or op.environment is None, "an environment ends its samples itself"
         assert present, f"generate needs the environment `{op.environment}`"
         first, own = own_samples(prompts, op.n)
         work = self._work(prompts, op, step)
         with self._call():
-            run = self._generation(work, op, seed, version)
+            run = self._generation(work, op, seed, version, ends=ends)
             talks: Conversations | None = None
             rows = np.arange(own.start, own.stop, dtype=np.int64)
             if op.environment is not None:
@@ -242,6 +248,7 @@ class RolloutEngine:
         step: int,
         begun: Batch | None = None,
         enough: Enough | None = None,
+        ends: Ends | None = None,
     ) -> Generated:
         if op.environment is not None:
             raise RunFailure(
@@ -256,7 +263,7 @@ class RolloutEngine:
         rows = np.concatenate([np.arange(before), before + np.arange(own.start, own.stop)]).astype(np.int64)
         with self._call():
             work = self._work(prompts, op, step, begun)
-            run = self._generation(work, op, seed, None, enough)
+            run = self._generation(work, op, seed, None, enough, ends)
             with torch.inference_mode():
                 run.run(rows[~run.complete[rows]], self._rows_at_once(work, op), _COMPACT_SHARE)
         samples = self._samples(prompts, op, run, rows, None, begun)
@@ -280,7 +287,13 @@ class RolloutEngine:
                 self._decoder.drop()
 
     def _generation(
-        self, work: Work, op: Generate, seed: int, version: int | None, enough: Enough | None = None
+        self,
+        work: Work,
+        op: Generate,
+        seed: int,
+        version: int | None,
+        enough: Enough | None = None,
+        ends: Ends | None = None,
     ) -> Generation:
         return Generation(
             self._decoder,
@@ -295,6 +308,8 @@ class RolloutEngine:
             replica=self._replica,
             resume=self._resumed,
             enough=enough,
+            ends=ends,
+            spells=self.spells,
         )
 
     def _rows_at_once(self, work: Work, op: Generate) -> int:

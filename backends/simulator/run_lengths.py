@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlflow.backends.simulator.sampling import LengthSampler
+from rlflow.cost.length_sampler import LengthSampler
 from rlflow.cost.lengths import Fixed, Lengths, Lognormal
 from rlflow.plan_decisions import EngineEstimate
 
@@ -12,7 +12,9 @@ from rlflow.plan_decisions import EngineEstimate
 def assumed_lengths(facts: EngineEstimate) -> Lengths:
     """The distribution that the estimate of the stage assumes."""
     if facts.mean_new < facts.max_new:
-        return Lognormal.of_mean(facts.mean_new, facts.max_new)
+        if not facts.sigma:
+            return Fixed(facts.mean_new)
+        return Lognormal.of_mean(facts.mean_new, facts.max_new, facts.sigma, facts.prompt_share)
     return Fixed(facts.max_new)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import ray
 
 from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.backends.ray_runtime.spells import Spells
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.streams.sample_edge import Orders, Ticket
 from rlflow.backends.ray_runtime.streams.specs import StreamSpec
@@ -83,6 +84,12 @@ class Sampler:
             self._wait(lambda: self._has(answer), f"the samples of step {step}, which the edge says are finished")
             self._wake = False
             return self._taken(answer)
+
+    @property
+    def spells(self) -> Spells:
+        """What the engine's time went to."""
+        assert self._engine is not None
+        return self._engine.spells
 
     @contextmanager
     def held(self, version: int | None) -> Iterator[None]:
@@ -283,7 +290,13 @@ class Sampler:
         if self._watch is None:
             self._watch = self._edge.orders.remote(self._state.rank, _ORDERS_S)
         found = self._engine.generate_partial(
-            prompts, self._op, seed=self._state.seed, step=DRAWS, begun=begun, enough=enough
+            prompts,
+            self._op,
+            seed=self._state.seed,
+            step=DRAWS,
+            begun=begun,
+            enough=enough,
+            ends=self._state.ends(self.spec.stage),
         )
         place = {key: number for number, key in enumerate(keys)}
         complete = np.zeros(len(ids), dtype=bool)
