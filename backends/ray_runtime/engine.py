@@ -46,6 +46,17 @@ Enough: TypeAlias = Callable[[np.ndarray], bool]
 """Given bool [samples], which samples of the call are complete: whether generation is to stop here."""
 
 
+class HandOver(Protocol):
+    """Takes complete samples while others are being generated. Called by the thread that generates."""
+
+    def wanted(self, complete: np.ndarray) -> np.ndarray | None:
+        """Given bool [samples], the numbers of complete samples that are wanted now; None: of none. Asked at every
+        token."""
+
+    def take(self, samples: Batch) -> None:
+        """Those, with the columns of `generate_partial`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Residency:
     """What an engine holds, in bytes, measured on the storages of its tensors.
@@ -126,11 +137,15 @@ class Engine(Protocol):
         begun: Batch | None = None,
         enough: Enough | None = None,
         ends: Ends | None = None,
+        hand: HandOver | None = None,
     ) -> Generated:
         """As `generate`, but it ends as soon as `enough` says so or `pause("abort")` is called, with what there is.
 
         `begun` are unfinished samples of an earlier call, with the same `op`. They come first, in decoding and in the
         result, and keep the draws of the step that began them. `step` numbers the draws of the others.
+
+        `hand` gets complete samples before the others are: stopping for them would mean to read all contexts again.
+        They are in the result, too. Only for an engine that is `alone`.
         """
 
     def pause(self, mode: PauseMode = "keep") -> None:

@@ -78,6 +78,8 @@ class Generation:
         self.made = torch.zeros(samples, dtype=torch.int64)
         self.complete = np.zeros(samples, dtype=bool)
         """Kept up to date where `enough` is given."""
+        self.hand: tuple[Callable[[np.ndarray], np.ndarray | None], Callable[[np.ndarray], None]] | None = None
+        """Which complete samples are wanted now, and what is done with their numbers."""
         self._versions: torch.Tensor | None = None
         """int64 [samples, max_new]; None while one version made everything"""
         self._first_version = version
@@ -228,6 +230,12 @@ class Generation:
             before, finished = finished, int(done.sum())
             if self._enough is not None and finished > before:
                 self.complete[rows[done.cpu()].numpy()] = True
+            if self.hand is not None and (wanted := self.hand[0](self.complete)) is not None:
+                self._store(rows, at, start, pending)
+                pending, start = [], position + 1
+                watch.lap(time.perf_counter())
+                self.hand[1](wanted)
+                watch.lap(time.perf_counter())
             last = position + 1 == room or finished == len(rows)
             compact = finished * compact_share >= len(rows)
             if last or compact:

@@ -28,6 +28,7 @@ from rlflow.backends.ray_runtime.engine import (
     Ends,
     Enough,
     Generated,
+    HandOver,
     Level,
     PauseMode,
     Residency,
@@ -94,6 +95,11 @@ class RolloutEngine:
     @property
     def version(self) -> int:
         return self._weights.version
+
+    @property
+    def alone(self) -> bool:
+        """Whether one rank has the whole model."""
+        return self._replica.group is None
 
     @property
     def digest(self) -> str:
@@ -249,6 +255,7 @@ class RolloutEngine:
         begun: Batch | None = None,
         enough: Enough | None = None,
         ends: Ends | None = None,
+        hand: HandOver | None = None,
     ) -> Generated:
         if op.environment is not None:
             raise RunFailure(
@@ -264,6 +271,14 @@ class RolloutEngine:
         with self._call():
             work = self._work(prompts, op, step, begun)
             run = self._generation(work, op, seed, None, enough, ends)
+
+            def made(numbers: np.ndarray) -> Batch:
+                samples = self._samples(prompts, op, run, rows, None, begun).with_columns(step=run.work.step[rows])
+                return samples.select(np.searchsorted(rows, numbers))
+
+            if hand is not None:
+                assert self.alone, "the ranks of a replica stop together"
+                run.hand = hand.wanted, lambda numbers: hand.take(made(numbers))
             with torch.inference_mode():
                 run.run(rows[~run.complete[rows]], self._rows_at_once(work, op), _COMPACT_SHARE)
         samples = self._samples(prompts, op, run, rows, None, begun)

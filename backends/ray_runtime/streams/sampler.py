@@ -45,7 +45,9 @@ class Sampler:
         assert isinstance(op, Generate)
         self._op = op
         self._channel = next(channel for channel in state.channels.values() if spec.stage in channel.reshard.readers)
-        self._engine = state.models[spec.model].engine
+        engine = state.models[spec.model].engine
+        assert engine is not None
+        self._engine = engine
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -65,6 +67,8 @@ class Sampler:
         """The newest version that is on its way here."""
         self.dropped = 0
         """Samples given up so far."""
+        self._asked: list[int] | None = None
+        """Positions whose samples the main thread waits for: they are finished, and generation goes on."""
         self.resumed = 0
         """How often an unfinished sample was gone on with."""
 
@@ -81,14 +85,15 @@ class Sampler:
         if isinstance(answer, str):
             raise self._late(f"the samples of step {step}", answer)
         with self._changed:
-            self._wait(lambda: self._has(answer), f"the samples of step {step}, which the edge says are finished")
-            self._wake = False
+            self._asked = answer
+            what = f"the samples of step {step}, which the edge says are finished"
+            self._wait(lambda: self._has(answer), what, not self._engine.alone)
+            self._asked, self._wake = None, False
             return self._taken(answer)
 
     @property
     def spells(self) -> Spells:
         """What the engine's time went to."""
-        assert self._engine is not None
         return self._engine.spells
 
     @contextmanager
@@ -123,7 +128,7 @@ class Sampler:
             raise self._failure
 
     def _has(self, positions: list[int]) -> bool:
-        self._wake = True
+        self._wake = self._wake or not self._engine.alone
         if self._finished is None:
             return not positions and self._none is not None
         found = np.isin(self._finished.array("uid"), positions)
@@ -254,7 +259,6 @@ class Sampler:
 
     def _generate(self) -> None:
         """Until everything is finished, or something new is there."""
-        assert self._engine is not None
         begun, tickets = self._unfinished, self._tickets
         prompts = self._prompts([ticket.position for ticket in tickets])
         keys = (
@@ -289,6 +293,7 @@ class Sampler:
 
         if self._watch is None:
             self._watch = self._edge.orders.remote(self._state.rank, _ORDERS_S)
+        hand = _Hand(self, keys) if self._engine.alone else None
         found = self._engine.generate_partial(
             prompts,
             self._op,
@@ -297,6 +302,7 @@ class Sampler:
             begun=begun,
             enough=enough,
             ends=self._state.ends(self.spec.stage),
+            hand=hand,
         )
         place = {key: number for number, key in enumerate(keys)}
         complete = np.zeros(len(ids), dtype=bool)
@@ -315,16 +321,59 @@ class Sampler:
             self._got(report)
         with self._changed:
             self._tickets = []
-            self._none = found.finished.select([])
             self._unfinished = found.unfinished if found.unfinished.rows else None
-            kept = [batch for batch in (self._finished, found.finished) if batch is not None and batch.rows]
-            self._finished = Batch.concat(kept) if kept else None
-            self._changed.notify_all()
+            self.keep(found.finished if hand is None else hand.rest(found.finished))
+
+    def keep(self, samples: Batch) -> None:
+        """With the lock: these are finished."""
+        self._none = samples.select([])
+        kept = [batch for batch in (self._finished, samples) if batch is not None and batch.rows]
+        self._finished = Batch.concat(kept) if kept else None
+        self._changed.notify_all()
+
+    def asked(self) -> list[int] | None:
+        """Positions whose samples are asked for and are not all at hand."""
+        asked = self._asked
+        if asked is None:
+            return None
+        with self._changed:
+            return None if self._has(asked) else asked
+
+    @property
+    def changed(self) -> threading.Condition:
+        return self._changed
 
     def _prompts(self, positions: list[int]) -> Batch:
         data = self._state.data[self.spec.data]
         parts = [data.take(position, 1, self._state.seed)[0] for position in positions]
         return Batch.concat(parts) if parts else data.take(0, 1, self._state.seed)[0].select([])
+
+
+class _Hand:
+    """Gives a sampler what is finished of one call of the engine (`engine.HandOver`). `keys` of its samples."""
+
+    def __init__(self, sampler: Sampler, keys: list[tuple[int, int]]) -> None:
+        self._sampler = sampler
+        self._keys = keys
+        self._given: set[tuple[int, int]] = set()
+
+    def wanted(self, complete: np.ndarray) -> np.ndarray | None:
+        asked = self._sampler.asked()
+        if asked is None:
+            return None
+        positions = set(asked)
+        numbers = [number for number, key in enumerate(self._keys) if key[0] in positions and key not in self._given]
+        # The edge was told of the last ones a moment before it said that they are finished.
+        return np.array(numbers, dtype=np.int64) if complete[numbers].all() else None
+
+    def take(self, samples: Batch) -> None:
+        self._given.update(_keys(samples))
+        with self._sampler.changed:
+            self._sampler.keep(samples)
+
+    def rest(self, finished: Batch) -> Batch:
+        """Without those that were given already."""
+        return finished.select([number for number, key in enumerate(_keys(finished)) if key not in self._given])
 
 
 def _keys(samples: Batch) -> list[tuple[int, int]]:
