@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlflow.ir.ops import Generate, Take, Train
 from rlflow.plan import Plan, StaleReader
 from rlflow.protocol.settings import Settings
-from rlflow.protocol.stale_settings import settings_of
+from rlflow.protocol.stale_settings import is_stream, settings_of
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,6 @@ class StreamSpec:
     def binds_early(self) -> bool:
         """Whether the samples of a step are the same whenever one asks, so that nobody need wait until it starts."""
         return self.settings.rule == "in_order" and not self.settings.trigger.carries
-
-
-def is_stream(stale: StaleReader) -> bool:
-    """Whether more is asked for than whole batches, one after another."""
-    return stale.trigger != 1.0 or stale.admit != "in_order" or stale.burst != 1
 
 
 def stream_specs(plan: Plan) -> list[StreamSpec]:
