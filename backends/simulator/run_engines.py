@@ -25,7 +25,7 @@ from rlflow.cost.occupancy import headroom
 from rlflow.plan_decisions import EngineEstimate
 from rlflow.protocol.ledger import Place
 from rlflow.protocol.samples import Phase
-from rlflow.protocol.stale_settings import is_stream
+from rlflow.protocol.stale_settings import drains, is_stream
 
 Length = Callable[[int, int], int]
 """(prompt, sample of the prompt), both from 0, to the tokens of its response, at least 1."""
@@ -95,6 +95,9 @@ class EngineServer:
         self._told = [0.0] * len(self._engines)
         """Seconds of the last command or event of each engine."""
         self._background = edge.stale is not None and is_stream(edge.stale)
+        self._drains = edge.stale is not None and drains(edge.controller.settings)
+        self._due: int | None = None
+        """A version that waits for the samples under way."""
         self._last = -1
         """The batch that its instruction is at. Whole batches are begun one after another, as the instructions come."""
         self._open = self._background
@@ -169,7 +172,11 @@ class EngineServer:
     # --- what the edge says ------------------------------------------------------------------------------------------
 
     def _load(self, version: int) -> None:
-        """The engines get new weights: carried samples begin again with them, others go on."""
+        """The engines get new weights: carried samples begin again with them, others go on, or are ended before."""
+        if self._drains and (self.busy or self._new or self._resumed):
+            self._due = version
+            return
+        self._due = None
         trigger = self._edge.controller.trigger
         for number, engine in enumerate(self._engines):
             if trigger.carries and trigger.carry == "partial":
@@ -290,6 +297,8 @@ class EngineServer:
         if finished:
             self._edge.notify()
         self._settle()
+        if self._due is not None:
+            self._load(self._due)
 
     def _happened(self, number: int, event: EngineEvent) -> bool:
         """Whether a sample is finished."""

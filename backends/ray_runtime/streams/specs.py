@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlflow.ir.ops import Generate, Take, Train
 from rlflow.plan import Plan, StaleReader
 from rlflow.protocol.settings import Settings
-from rlflow.protocol.stale_settings import is_stream, settings_of
+from rlflow.protocol.stale_settings import drains, is_stream, settings_of
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,8 @@ class StreamSpec:
 
     @property
     def drains(self) -> bool:
-        """Whether new weights wait for the samples that are under way. Otherwise these go on with the new ones.
-
-        `carry finish` says so. In order without a trigger every sample is made by one version, too.
-        """
-        trigger = self.settings.trigger
-        return trigger.carry == "finish" and (trigger.carries or self.settings.rule == "in_order")
+        """Whether new weights wait for the samples that are under way."""
+        return drains(self.settings)
 
     @property
     def binds_early(self) -> bool:
