@@ -24,7 +24,7 @@ from rlflow.commands.explain import explain
 from rlflow.commands.fmt import fmt
 from rlflow.commands.graph import graph
 from rlflow.commands.init import init
-from rlflow.commands.options import compile_options, debug_option, plan_of_file, write_file
+from rlflow.commands.options import compile_options, debug_option, lengths_option, plan_of_file, write_file
 from rlflow.commands.profile import profile
 from rlflow.commands.report import report
 from rlflow.commands.simulate import simulate
@@ -263,6 +263,7 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
     metavar="NAMES",
     help="Where metrics go too: tensorboard, prometheus, wandb, swanlab, mlflow; several with commas between.",
 )
+@lengths_option
 @debug_option
 def run(
     path: Path | None,
@@ -279,6 +280,7 @@ def run(
     restarts: int | None,
     plain: bool,
     log: tuple[str, ...],
+    lengths: str,
 ) -> None:
     """Run a .rlflow file or a plan on Ray. Ctrl-C stops after the step in progress, with a checkpoint."""
 
@@ -288,7 +290,11 @@ def run(
     targets = sink_names(log)
     try:
         request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device, virtual)
-        request = replace(request, keep=keep_checkpoints, log=targets)
+        if lengths and request.virtual is not None:
+            raise click.UsageError("--lengths is for samples that a model makes; a virtual run draws the plan's own")
+        if lengths and resume is not None:
+            raise click.UsageError("--lengths is of a whole run; the resumed one keeps those that it began with")
+        request = replace(request, keep=keep_checkpoints, log=targets, lengths=lengths)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
     request = replace(request, restarts=restarts)

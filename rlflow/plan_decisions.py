@@ -82,6 +82,8 @@ class EngineEstimate(PlanPart):
     prefill_square_s: float
     prefill_context_s: float
     prefill_tokens: int
+    sigma: float = 0.75
+    prompt_share: float = 0.5
 
 
 class StageEstimate(PlanPart):

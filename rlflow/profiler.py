@@ -9,14 +9,16 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from rlflow import __version__
+from rlflow.cost.stated_lengths import read_lengths
 from rlflow.diagnostics import RunFailure
-from rlflow.ir.flow import Flow, Node, reads_model
+from rlflow.ir.flow import STEP, Flow, Node, reads_model
 from rlflow.ir.ops import Generate, Take, Train
 from rlflow.passes.analysis.conditions import conditions_of, size_of
 from rlflow.passes.analysis.work import generated_by
+from rlflow.profile.engine_fit import fitted
 from rlflow.profile.events import ByStep, Event, Recorded, recorded
 from rlflow.profile.machine import this_machine
-from rlflow.profile.table import Profile, StageProfile
+from rlflow.profile.table import LengthsProfile, Profile, StageProfile
 
 if TYPE_CHECKING:
     from rlflow.backends.visualizers.progress import Progress
@@ -26,14 +28,18 @@ WARM_UP = 2
 """Steps that do not count: caches are cold, and allocators grow."""
 
 
-def profile(checked: Checked, options: Options, run_dir: Path, steps: int, progress: Progress) -> Profile:
-    """Run `steps` steps in `run_dir` and measure them. Raises what `runs.execute` raises, and
-    KeyboardInterrupt for a run that was stopped early."""
+def profile(
+    checked: Checked, options: Options, run_dir: Path, steps: int, progress: Progress, lengths: str = ""
+) -> Profile:
+    """Run `steps` steps in `run_dir` and measure them, with imposed `lengths` if they are stated.
+
+    Raises what `runs.execute` raises, and KeyboardInterrupt for a run that was stopped early.
+    """
     from rlflow import driver, runs
 
     plan = driver.plan_of(checked, options)
     base_dir = Path(plan.sources[0].path).parent
-    end = runs.execute(runs.RunRequest(plan, base_dir, run_dir, steps), progress)
+    end = runs.execute(runs.RunRequest(plan, base_dir, run_dir, steps, lengths=lengths), progress)
     if end.interrupted and end.step < end.total_steps:
         raise KeyboardInterrupt
     rows = runs.read_metrics(run_dir / "metrics.jsonl")
@@ -72,11 +78,11 @@ def profile_of(
         step_us=round(median(counted)),
         step_low_us=low,
         step_high_us=high,
-        stages=tuple(_stages(flow, found, warm_up)),
+        stages=tuple(_stages(flow, found, warm_up, facts.get("lengths", ""))),
     )
 
 
-def _stages(flow: Flow, found: Recorded, warm_up: int) -> Iterator[StageProfile]:
+def _stages(flow: Flow, found: Recorded, warm_up: int, imposed: str) -> Iterator[StageProfile]:
     for node in flow.nodes.values():
         times = found.stages.get(node.id)
         if not times:
@@ -103,7 +109,19 @@ def _stages(flow: Flow, found: Recorded, warm_up: int) -> Iterator[StageProfile]
             publish_us=_median(found.instructions.get(f"publish:{node.op.model}"), warm_up)
             if isinstance(node.op, Train)
             else 0,
+            engine=fitted([spell for step, own in found.spells[node.id].items() if step > warm_up for spell in own])
+            if isinstance(node.op, Generate)
+            else None,
+            lengths=_lengths(imposed) if isinstance(node.op, Generate) and node.phase == STEP else None,
         )
+
+
+def _lengths(imposed: str) -> LengthsProfile | None:
+    """That were imposed on the responses; what a model did by itself is in the tokens."""
+    if not imposed:
+        return None
+    stated = read_lengths(imposed)
+    return LengthsProfile(mean=stated.mean, sigma=stated.sigma, prompt_share=stated.prompt_share)
 
 
 def _prompt_tokens(flow: Flow, node: Node, found: Recorded, warm_up: int) -> float | None:

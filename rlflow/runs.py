@@ -20,6 +20,7 @@ from rlflow.cluster.spec import LOCAL
 from rlflow.device_rules import refuse_environment
 from rlflow.diagnostics import RunFailure
 from rlflow.driver import changed_sources
+from rlflow.imposed_lengths import imposed_lengths
 from rlflow.run_record import forget_after, recorded_step
 from rlflow.run_rows import drop_torn_line, json_lines
 from rlflow.sinks.fan_out import CLOSE_S, Sinks
@@ -61,6 +62,8 @@ class RunRequest:
     """How often the run is started again after a process died; None = as often as is usual."""
     virtual: Preview | None = None
     """Sleep in place of computing."""
+    lengths: str = ""
+    """Of responses, where they are imposed: see `rlflow.imposed_lengths`."""
 
 
 class RunFolderError(Exception):
@@ -142,6 +145,8 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         ) from None
     if request.virtual is None:
         refuse_environment(request.plan, os.environ)
+    if request.lengths:
+        imposed_lengths(request.plan, request.lengths, 0)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)
@@ -157,6 +162,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         request.resume,
         keep=request.keep or 0,
         address=request.address,
+        lengths=request.lengths,
         restarts=DEFAULT_RESTARTS if request.restarts is None else request.restarts,
         virtual=None if request.virtual is None else request.virtual.settings,
     )
@@ -185,6 +191,8 @@ def _as_before(request: RunRequest) -> RunRequest:
         request = replace(request, steps=steps)
     if request.keep is None and isinstance(keep, int):
         request = replace(request, keep=keep)
+    if isinstance(lengths := before.get("lengths"), str):
+        request = replace(request, lengths=lengths)
     if not request.log and isinstance(log, list):
         request = replace(request, log=tuple(str(name) for name in log))
     return request
@@ -382,5 +390,6 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "restarts": facts.get("restarts", []),
         **({"log": list(request.log)} if request.log else {}),
         **({} if request.virtual is None else {"virtual": request.virtual.facts}),
+        **({"lengths": request.lengths} if request.lengths else {}),
     }
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlflow.backends.ray_runtime.streams.specs import is_stream
 from rlflow.ir.ops import Generate
 from rlflow.plan import Evaluation, Plan, ReshardWeights, SaveCheckpoint
 from rlflow.plan_decisions import Reshard
+from rlflow.protocol.stale_settings import is_stream
 
 
 @dataclass(frozen=True)

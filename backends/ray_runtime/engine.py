@@ -40,6 +40,8 @@ from rlflow.ir.ops import Generate
 Level: TypeAlias = Literal[1, 2]
 Tag: TypeAlias = Literal["weights", "kv"]
 PauseMode: TypeAlias = Literal["keep", "abort"]
+Ends: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Given uid and number of samples, int64 [samples] each: how many tokens each is to have, int64 [samples]."""
 Enough: TypeAlias = Callable[[np.ndarray], bool]
 """Given bool [samples], which samples of the call are complete: whether generation is to stop here."""
 
@@ -112,8 +114,13 @@ class Engine(Protocol):
         step: int,
         version: int | None = None,
         environments: Environments | None = None,
+        ends: Ends | None = None,
     ) -> Batch:
         """`op.n` complete samples per prompt. While the engine is paused it waits.
+
+        `ends`, for benchmarks: when a sample ends, instead of when the model says so. Its last token is the end token,
+        with the log-probability that the model gives it, and none comes before; one of `op.max_new` tokens or more is
+        truncated.
 
         Columns as batch.py has them; `version` is the oldest version that made a token of the sample, `versions` by row
         the versions that made its tokens, a tuple of `rlflow.protocol.samples.Segment` in the order of the tokens.
@@ -128,6 +135,7 @@ class Engine(Protocol):
         step: int,
         begun: Batch | None = None,
         enough: Enough | None = None,
+        ends: Ends | None = None,
         handover: Handover | None = None,
     ) -> Generated:
         """As `generate`, but it ends as soon as `enough` says so or `pause("abort")` is called, with what there is.

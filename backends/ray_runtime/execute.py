@@ -130,6 +130,7 @@ class Interpreter(Walk):
         samples = self._streams.batch(instruction.stage, step)
         self._frame.put(self._stages[instruction.stage], samples)
         metrics.samples(samples, instruction.stage)
+        metrics.spells(self._streams.spells(instruction.stage))
         return token_count(samples)
 
     def _take_queue(self, instruction: TakeRows, metrics: StepMetrics) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,11 +12,13 @@ import numpy as np
 import torch
 
 from rlflow.backends.ray_runtime.decoder import Decoder
+from rlflow.backends.ray_runtime.engine import Ends
 from rlflow.backends.ray_runtime.engine_gate import ENOUGH, GIVE, GO_ON, Gate
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.randomness import uniforms
-from rlflow.backends.ray_runtime.replica import Replica
+from rlflow.backends.ray_runtime.replica import Replica, Sample
 from rlflow.backends.ray_runtime.sampling import Sampler, response_lengths
+from rlflow.backends.ray_runtime.spells import Spell, Spells, Stopwatch, no_spells
 from rlflow.ir.ops import Generate
 from rlflow.protocol.samples import Segment
 
@@ -65,6 +69,8 @@ class Generation:
         enough: Look | None = None,
         wanted: Look | None = None,
         give: Callable[[], None] = lambda: None,
+        ends: Ends | None = None,
+        spells: Spells | None = None,
     ) -> None:
         samples = len(work.prompt)
         self.work = work
@@ -91,6 +97,14 @@ class Generation:
         self._enough, self._wanted, self._give = enough, wanted, give
         self._looks = enough is not None or wanted is not None
         without = loaded.ids_without_token
+        self._ends: torch.Tensor | None = None
+        """int64 [samples]: the number of a sample's last token, where that is imposed"""
+        if ends is not None:
+            self._ends = torch.from_numpy(ends(work.uid, work.sample))
+            # One that is cut off ends with an ordinary token.
+            self._ends = torch.where(self._ends < op.max_new, self._ends, op.max_new + 1)
+            without = (*without, *loaded.eos_ids)
+        self._spells = no_spells() if spells is None else spells
         never = torch.tensor(without, device=device) if without else None
         self._sampler = Sampler(op.temperature, op.top_p, op.top_k, never)
         for row, tokens in work.begun.items():
@@ -161,6 +175,7 @@ class Generation:
                 key += self.tokens[row, :have].numpy().tobytes()
             source.append(unique.setdefault(key, len(unique)))
         distinct = [np.frombuffer(key, dtype=np.int64) for key in unique]
+        started = time.perf_counter()
         ids, lengths = left_padded(distinct, self._loaded.pad_id)
         device = self.device
         draws: torch.Tensor | None = None
@@ -177,6 +192,7 @@ class Generation:
         logits = logits[repeat]
         if room > 1 or op.environment is not None:
             self._decoder.select(repeat)
+        self._spells.append(Spell(0, len(distinct), int(lengths.sum()), time.perf_counter() - started))
         return logits, draws
 
     def _decode(
@@ -194,16 +210,23 @@ class Generation:
         # Columns decoded since the last compaction; the rows of the cache did not change in between.
         pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         start = finished = 0
+        watch = Stopwatch(self._spells, time.perf_counter())
+        tokens = self._contexts(rows)
         for position in range(room):
             draw = None if draws is None else draws[:, position]
-            chosen, logp, signal = self.sample(logits, draw)
+            ending = None if self._ends is None else (self._ends[rows] == at + position + 1).to(device)
+            chosen, logp, signal = self.sample(logits, draw, ending=ending)
             if signal:
                 self._store(rows, at, start, pending)
+                watch.lap(time.perf_counter())
                 pending, start = [], position
                 if self.pause(signal):
                     return np.asarray(rows[~done.cpu()].numpy())
-                chosen, logp, _ = self.sample(logits, draw, GO_ON)
+                watch.lap(time.perf_counter())
+                chosen, logp, _ = self.sample(logits, draw, GO_ON, ending)
             pending.append((chosen, logp))
+            live = len(rows) - finished
+            watch.step(live, live * tokens // len(rows) + live * position)
             done |= (chosen == eos_ids[0]) if len(eos_ids) == 1 else torch.isin(chosen, eos)
             if rooms is not None:
                 done |= rooms <= position + 1
@@ -215,6 +238,7 @@ class Generation:
             if last or compact:
                 self._store(rows, at, start, pending)
                 pending, start = [], position + 1
+                watch.lap(time.perf_counter())
             if last:
                 self.complete[rows.numpy()] = True
                 break
@@ -224,18 +248,36 @@ class Generation:
                 rows, at, chosen = rows[alive.cpu()], at[alive.cpu()], chosen[alive]
                 draws = None if draws is None else draws[alive]
                 rooms = None if rooms is None else rooms[alive]
+                tokens = self._contexts(rows) - len(rows) * (position + 1)
                 done = torch.zeros(len(rows), dtype=torch.bool, device=device)
                 finished = 0
             logits = self._decoder.step(chosen)
         return np.zeros(0, dtype=np.int64)
 
+    def _contexts(self, rows: torch.Tensor) -> int:
+        """Tokens of the contexts of the samples `rows` together, as far as they are noted."""
+        prompts = self.work.prompts
+        return sum(len(prompts[number]) for number in self.work.prompt[rows.numpy()].tolist()) + int(
+            self.made[rows].sum()
+        )
+
     # --- stopping --------------------------------------------------------------------------------------------------
 
     def sample(
-        self, logits: torch.Tensor, draws: torch.Tensor | None, signal: int | None = None
+        self,
+        logits: torch.Tensor,
+        draws: torch.Tensor | None,
+        signal: int | None = None,
+        ending: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Tokens and their log-probs; or no such things, and the signal that generation is to stop before them."""
-        return self._replica.sample(self._sampler, logits, draws, self._signal() if signal is None else signal)
+        """Tokens and their log-probs; or no such things, and the signal that generation is to stop before them.
+
+        `ending` bool [rows]: these get the end token.
+        """
+        sampler: Sample = self._sampler
+        if ending is not None and bool(ending.any()):
+            sampler = functools.partial(self._sampler.ended, ending=ending, token=self._loaded.eos_ids[0])
+        return self._replica.sample(sampler, logits, draws, self._signal() if signal is None else signal)
 
     def _signal(self) -> int:
         signal = self._gate.signal

@@ -55,6 +55,8 @@ class RunSettings:
     resume: bool = False
     keep: int = 0
     """Newest checkpoints to keep; 0 = all."""
+    lengths: str = ""
+    """Of responses, where they are imposed: see `rlflow.imposed_lengths`."""
     address: str | None = None
     """Ray cluster to join; None = RAY_ADDRESS, else a local one that ends with the run."""
     restarts: int = DEFAULT_RESTARTS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlflow.backends.ray_runtime.idle import Idle, idle_of, queue_takes
+from rlflow.backends.ray_runtime.spells import Spells, taken
 from rlflow.ir.ops import (
     Gae,
     Generate,
@@ -58,6 +59,7 @@ class StepMetrics:
         self.events: list[dict[str, Any]] = []
         self._first: dict[str, str] = {}
         self._waited = 0.0
+        self._spells: list[list[int]] = []
         phase = [stage for stage in plan.stages if stage.phase == (evaluation or "step")]
         self._scoring = sum(isinstance(stage.op, Score | ModelScore) for stage in phase)
 
@@ -77,6 +79,9 @@ class StepMetrics:
         if self._waited:
             self.events[-1]["waited_us"] = round(self._waited * 1e6)
             self._waited = 0.0
+        if self._spells:
+            self.events[-1]["engine"] = self._spells
+            self._spells = []
         name = _timing_name(instruction, self._stages.get(stage_id), self._plan)
         if name:
             self.seconds[name] += end - start
@@ -84,6 +89,10 @@ class StepMetrics:
     def waited(self, seconds: float) -> None:
         """The instruction that is being executed has waited for another pool instead of working."""
         self._waited += seconds
+
+    def spells(self, spells: Spells) -> None:
+        """What the time of an engine went to, in the instruction that is being executed or since the one before."""
+        self._spells += taken(spells)
 
     def call(self, stage: Stage, step: int, start: float, end: float, ended: float = 0.0) -> None:
         """An asynchronous call, from its start to the moment its result was collected; `ended` = when it was there,

@@ -39,6 +39,7 @@ from rlflow.backends.ray_runtime.streams.session import Streams
 from rlflow.backends.ray_runtime.waiting import answer
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.imposed_lengths import imposed_lengths
 from rlflow.plan import Evaluation, Plan, Program, SaveCheckpoint
 
 WRITE_GRACE_S = 60.0
@@ -59,6 +60,8 @@ class Rank:
         self._state = RankState(
             plan, settings.pool, settings.rank, size, Path(settings.base_dir), settings.seed, device=self._device
         )
+        if settings.lengths:
+            self._state.lengths = imposed_lengths(plan, settings.lengths, settings.seed)
         self._program: Program = plan.program(settings.pool)
         self._stop = threading.Event()
         self._saved_step: int | None = None

@@ -52,6 +52,8 @@ class RankSettings:
     """Actor of what the pools agree on; None for a plan of one pool."""
     keep: int = 0
     """Newest checkpoints to keep; 0 = all."""
+    lengths: str = ""
+    """Of responses, where they are imposed: see `rlflow.imposed_lengths`."""
 
 
 class RankActor:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, new_group
-from rlflow.backends.ray_runtime.sampling import Sampler
 from rlflow.diagnostics.diagnostic import RunFailure
+
+Sample: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+"""As `sampling.Sampler` is called."""
 
 
 class Replica:
@@ -55,7 +57,7 @@ class Replica:
         return cuts
 
     def sample(
-        self, sampler: Sampler, logits: torch.Tensor, draws: torch.Tensor | None, signal: int
+        self, sampler: Sample, logits: torch.Tensor, draws: torch.Tensor | None, signal: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Tokens, log-probs and signal of the first rank, on all ranks. With a signal no tokens are sampled.
 

@@ -25,6 +25,7 @@ from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.conversation import Conversations, decode_text
 from rlflow.backends.ray_runtime.decoder import make_decoder
 from rlflow.backends.ray_runtime.engine import (
+    Ends,
     Enough,
     Generated,
     Handover,
@@ -41,6 +42,7 @@ from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.replica import Replica
 from rlflow.backends.ray_runtime.sampling import Sampler, response_lengths
+from rlflow.backends.ray_runtime.spells import no_spells
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate
 from rlflow.protocol.samples import Segment
@@ -85,6 +87,8 @@ class RolloutEngine:
         self._gate = Gate(self._replica, wait_seconds)
         self.cache_limit_bytes: int | None = None
         """What keys and values may take: fewer samples are decoded at once where they would take more, at least one."""
+        self.spells = no_spells()
+        """What its time went to; who reads it empties it."""
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -196,6 +200,7 @@ class RolloutEngine:
         step: int,
         version: int | None = None,
         environments: Environments | None = None,
+        ends: Ends | None = None,
     ) -> Batch:
         """`op.n` samples per prompt, prompt by prompt: the columns of a samples batch (see batch.py).
 
@@ -214,11 +219,12 @@ class RolloutEngine:
         failing environment, RLF5006 an engine that is asleep, in an update, or is paused with `abort` meanwhile.
         """
         present = op.environment is None or environments is not None or not self._replica.first
+        assert ends is None or op.environment is None, "an environment ends its samples itself"
         assert present, f"generate needs the environment `{op.environment}`"
         first, own = own_samples(prompts, op.n)
         work = self._work(prompts, op, step)
         with self._call():
-            run = self._generation(work, op, seed, version)
+            run = self._generation(work, op, seed, version, ends=ends)
             talks: Conversations | None = None
             rows = np.arange(own.start, own.stop, dtype=np.int64)
             if op.environment is not None:
@@ -243,6 +249,7 @@ class RolloutEngine:
         step: int,
         begun: Batch | None = None,
         enough: Enough | None = None,
+        ends: Ends | None = None,
         handover: Handover | None = None,
     ) -> Generated:
         if op.environment is not None:
@@ -269,7 +276,8 @@ class RolloutEngine:
 
         with self._call():
             work = self._work(prompts, op, step, begun)
-            run = self._generation(work, op, seed, None, enough, None if handover is None else handover.wanted, give)
+            wanted = None if handover is None else handover.wanted
+            run = self._generation(work, op, seed, None, enough, ends, wanted, give)
             with torch.inference_mode():
                 run.run(rows[~run.complete[rows]], self._rows_at_once(work, op), _COMPACT_SHARE)
         rows = rows[~given[rows]]
@@ -299,6 +307,7 @@ class RolloutEngine:
         seed: int,
         version: int | None,
         enough: Enough | None = None,
+        ends: Ends | None = None,
         wanted: Enough | None = None,
         give: Callable[[], None] = lambda: None,
     ) -> Generation:
@@ -317,6 +326,8 @@ class RolloutEngine:
             enough=enough,
             wanted=wanted,
             give=give,
+            ends=ends,
+            spells=self.spells,
         )
 
     def _rows_at_once(self, work: Work, op: Generate) -> int:

@@ -52,6 +52,15 @@ class Sampler:
         chosen = torch.searchsorted(cdf, draws[:, None] * cdf[:, -1:], right=True)
         return chosen[:, 0], logp.gather(1, chosen)[:, 0]
 
+    def ended(
+        self, logits: torch.Tensor, draws: torch.Tensor | None, ending: torch.Tensor, token: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a call, but the rows that `ending` bool [rows] marks get `token`, with the log-probability it has."""
+        tokens, logp = self(logits, draws)
+        cold = draws is None or self.temperature == 1.0
+        own = torch.log_softmax(logits.float() if cold else logits.float() / self.temperature, -1)[:, token]
+        return tokens.masked_fill(ending, token), torch.where(ending, own, logp)
+
     def _possible(self, scores: torch.Tensor) -> torch.Tensor:
         return scores if self.never is None else scores.index_fill(-1, self.never, float("-inf"))
 

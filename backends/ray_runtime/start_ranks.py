@@ -41,6 +41,8 @@ class StartSettings(Protocol):
     def seed(self) -> int | None: ...
     @property
     def keep(self) -> int: ...
+    @property
+    def lengths(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
                 edges=edges,
                 control=control,
                 keep=settings.keep,
+                lengths=settings.lengths,
             )
             strategy = PlacementGroupSchedulingStrategy(
                 group.group, placement_group_bundle_index=group.bundle_of[place.host]

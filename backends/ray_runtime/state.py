@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
@@ -17,6 +18,7 @@ from rlflow.backends.ray_runtime.data import DataSet, open_data
 from rlflow.backends.ray_runtime.devices.cpu import Cpu
 from rlflow.backends.ray_runtime.devices.device import Device
 from rlflow.backends.ray_runtime.devices.swap import own_memory
+from rlflow.backends.ray_runtime.engine import Ends
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.frozen_weights import cast_frozen
@@ -32,6 +34,7 @@ from rlflow.backends.ray_runtime.saving.owned import Owned
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.backends.ray_runtime.weight_channel import WeightChannel
 from rlflow.backends.ray_runtime.world import World
+from rlflow.cost.draws import LengthSampler
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import FrozenModel, Generate, Logprobs, ModelScore, Take, Train, ValueModel, Values
 from rlflow.plan import DataDecl, Plan, Stage
@@ -112,6 +115,8 @@ class RankState:
     """Of the data sets of all pools."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Rows taken so far from every data set's stream, over all ranks."""
+    lengths: Mapping[str, LengthSampler] = field(default_factory=dict)
+    """Of the responses of a stage, where they are imposed."""
     ahead: Ahead = field(init=False)
     owned: dict[str, Owned] = field(default_factory=dict)
     """What else of this pool goes into a checkpoint, by name."""
@@ -207,6 +212,18 @@ class RankState:
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
         return [s for s in self.plan.stages if s.pool == self.pool and getattr(s.op, "model", None) == model]
+
+    def ends(self, stage: str) -> Ends | None:
+        """Where the samples of a stage end, if that is imposed: by the place of their prompts in the data's order."""
+        sampler = self.lengths.get(stage)
+        if sampler is None:
+            return None
+
+        def drawn(uid: np.ndarray, sample: np.ndarray) -> np.ndarray:
+            pairs = zip(uid.tolist(), sample.tolist(), strict=True)
+            return np.array([sampler.tokens(0, prompt, number) for prompt, number in pairs], dtype=np.int64)
+
+        return drawn
 
     def trains(self, model: str) -> bool:
         """Whether this pool trains the model."""

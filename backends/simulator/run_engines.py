@@ -25,6 +25,7 @@ from rlflow.cost.occupancy import headroom
 from rlflow.plan_decisions import EngineEstimate
 from rlflow.protocol.ledger import Place
 from rlflow.protocol.samples import Phase
+from rlflow.protocol.stale_settings import drains, is_stream
 
 Length = Callable[[int, int], int]
 """(prompt, sample of the prompt), both from 0, to the tokens of its response, at least 1."""
@@ -93,7 +94,12 @@ class EngineServer:
         self._engine_of: dict[int, int] = {}
         self._told = [0.0] * len(self._engines)
         """Seconds of the last command or event of each engine."""
-        self._background = edge.stale is not None
+        self._background = edge.stale is not None and is_stream(edge.stale)
+        self._drains = edge.stale is not None and drains(edge.controller.settings)
+        self._due: int | None = None
+        """A version that waits for the samples under way."""
+        self._last = -1
+        """The batch that its instruction is at. Whole batches are begun one after another, as the instructions come."""
         self._open = self._background
         self._holds = 0
         self._pace = 1.0
@@ -110,7 +116,7 @@ class EngineServer:
 
     def run(self, step: int) -> Process:
         edge = self._edge
-        self._open = True
+        self._open, self._last = True, step
         self._settle()
         while not edge.finished_rounds(step) and not self._tail:
             yield Wait(edge.changed, f"samples of {edge.stage.id} for step {step} ({edge.controller.ledger})")
@@ -166,7 +172,11 @@ class EngineServer:
     # --- what the edge says ------------------------------------------------------------------------------------------
 
     def _load(self, version: int) -> None:
-        """The engines get new weights: carried samples begin again with them, others go on."""
+        """The engines get new weights: carried samples begin again with them, others go on, or are ended before."""
+        if self._drains and (self.busy or self._new or self._resumed):
+            self._due = version
+            return
+        self._due = None
         trigger = self._edge.controller.trigger
         for number, engine in enumerate(self._engines):
             if trigger.carries and trigger.carry == "partial":
@@ -194,7 +204,7 @@ class EngineServer:
         controller = self._edge.controller
         if not self._open:
             return
-        while controller.capacity:
+        while controller.capacity and (self._background or self._began(self._last)):
             self._new.extend(controller.admit())
         if self._recalled:
             return
@@ -228,6 +238,11 @@ class EngineServer:
         self._gather()
         if self.busy != was_busy:
             self._world.shared(self._edge.stage.pool)
+
+    def _began(self, step: int) -> bool:
+        """Whether samples of the batches up to `step` are still to be admitted."""
+        controller = self._edge.controller
+        return controller.next_sample < sum(controller.gate.batches.at(number) for number in range(step + 1))
 
     def _gather(self) -> None:
         """Moves the last samples of a batch together, once, when nothing else waits for a slot."""
@@ -282,6 +297,8 @@ class EngineServer:
         if finished:
             self._edge.notify()
         self._settle()
+        if self._due is not None:
+            self._load(self._due)
 
     def _happened(self, number: int, event: EngineEvent) -> bool:
         """Whether a sample is finished."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rlflow.ir.decisions import Estimate
 from rlflow.ir.flow import Flow, Node
-from rlflow.ir.ops import Score
+from rlflow.ir.ops import Generate, Score
 from rlflow.passes.analysis.conditions import Size, conditions_of, size_of
+from rlflow.passes.analysis.measured_engine import engine_of
 from rlflow.values import dataclass
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _estimate(node: Node, entry: StageProfile, size: Size) -> Estimate:
         stage=node.id,
         us=us + entry.publish_us,
         parts=tuple(parts),
+        engine=engine_of(node, entry, size) if isinstance(node.op, Generate) else None,
         measured=_words(entry, size, by),
         span=node.span,
     )

@@ -48,6 +48,14 @@ def compile_options(command: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
+lengths_option = click.option(
+    "--lengths",
+    default="",
+    metavar="DISTRIBUTION",
+    help="For benchmarks: draws end the responses of a step, not the model. lognormal(MEAN, SIGMA) or fixed(TOKENS).",
+)
+
+
 def debug_option(command: Callable[P, None]) -> Callable[P, None]:
     @click.option("--debug", is_flag=True, help="Show tracebacks.")
     @wraps(command)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlflow.commands.options import lengths_option
+
 if TYPE_CHECKING:
     from rlflow.driver import Checked, Options
     from rlflow.profile.table import Profile
@@ -34,6 +36,7 @@ STEPS = 20
 @click.option("--set", "-D", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace an argument.")
 @click.option("--flow", metavar="NAME", help="Which flow, when the file has several.")
 @click.option("--cluster", metavar="NAME", help="Which cluster's schedule; `local` = this machine.")
+@lengths_option
 @click.option("--plain", is_flag=True, help="One line a step, even on a terminal.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def profile(
@@ -44,6 +47,7 @@ def profile(
     overrides: tuple[str, ...],
     flow: str | None,
     cluster: str | None,
+    lengths: str,
     plain: bool,
     debug: bool,
 ) -> None:
@@ -64,7 +68,7 @@ def profile(
     checked = driver.check(path, options)
     if checked.warnings:
         click.echo(render(list(checked.warnings), "full", color=sys.stderr.isatty()), err=True)
-    found = _measure(checked, options, run_dir, steps, plain)
+    found = _measure(checked, options, run_dir, steps, lengths, plain)
     special = output.exists() and not output.is_file()  # a pipe or a device is written to and stays what it is
     building = output if special else output.with_name(output.name + ".partial")
     try:
@@ -79,7 +83,9 @@ def profile(
     click.echo(f"wrote {output}; estimate with it: rlflow show {path} --profile {output}", err=True)
 
 
-def _measure(checked: Checked, options: Options, run_dir: Path | None, steps: int, plain: bool) -> Profile:
+def _measure(
+    checked: Checked, options: Options, run_dir: Path | None, steps: int, lengths: str, plain: bool
+) -> Profile:
     from rich.console import Console
 
     from rlflow import profiler, runs
@@ -95,7 +101,7 @@ def _measure(checked: Checked, options: Options, run_dir: Path | None, steps: in
             raise click.UsageError(str(error)) from None
         progress.start(f"measuring {steps} steps")
         try:
-            return profiler.profile(checked, options, folder, steps, progress)
+            return profiler.profile(checked, options, folder, steps, progress, lengths)
         finally:
             progress.stop()
 

@@ -28,7 +28,9 @@ def stated_lengths(mean_new: float | None, max_new: int) -> Lengths:
 def assumed_lengths(facts: EngineEstimate) -> Lengths:
     """The distribution that the estimate of the stage assumes."""
     if facts.mean_new < facts.max_new:
-        return Lognormal.of_mean(facts.mean_new, facts.max_new)
+        if not facts.sigma:
+            return Fixed(facts.mean_new)
+        return Lognormal.of_mean(facts.mean_new, facts.max_new, facts.sigma, facts.prompt_share)
     return Fixed(facts.max_new)
 
 

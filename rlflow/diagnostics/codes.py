@@ -108,6 +108,7 @@ CODES: Final[dict[str, str]] = {
     "RLF5060": "unknown-log-target",
     "RLF5061": "log-target-not-installed",
     "RLF5062": "log-target-failed",
+    "RLF5063": "lengths-not-imposed",
     "RLF5064": "rows-lost",
     "RLF5065": "queue-died",
     "RLF5066": "queue-misuse",

@@ -166,6 +166,10 @@ class Engine:
     """Of a prompt."""
     prefill_tokens: int
     """Tokens of a step: one for each running request, the rest is for prompts."""
+    sigma: float = 0.75
+    """Of the logarithm of a response's length, before the cut at `max_new`."""
+    prompt_share: float = 0.5
+    """Of its variance, what the samples of a prompt have in common."""
     kind: Literal["engine"] = "engine"
 
 

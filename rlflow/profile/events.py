@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlflow.profile.engine_fit import Spell
+
 Event = Mapping[str, Any]
 ByStep = dict[int, int]
 """Step to microseconds or tokens."""
@@ -24,6 +26,8 @@ class Recorded:
     instructions: dict[str, ByStep] = field(default_factory=lambda: defaultdict(dict))
     """By instruction id: those that belong to no stage."""
     tokens: dict[str, ByStep] = field(default_factory=lambda: defaultdict(dict))
+    spells: dict[str, dict[int, list[Spell]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    """Of the engines of generate stages, of all ranks."""
 
 
 def recorded(events: Iterable[Event]) -> Recorded:
@@ -67,6 +71,8 @@ def _add_rank(
         if event.get("tokens") is not None:
             by_step = found.tokens[stage]
             by_step[step] = by_step.get(step, 0) + event["tokens"]
+        if event.get("engine"):
+            found.spells[stage][step] += [Spell(*row) for row in event["engine"]]
     hands: dict[tuple[str, int], int] = defaultdict(int)
     for (stage, step), (starts, waits) in pairs.items():
         ordered = sorted(calls[rank, stage, step], key=_by_start)

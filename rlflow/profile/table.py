@@ -14,7 +14,7 @@ from pydantic import Field, computed_field, model_validator
 from rlflow.plan_parts import PlanPart
 
 FORMAT: Final = "rlflow.profile"
-FORMAT_VERSION: Final = "1.0"
+FORMAT_VERSION: Final = "1.1"
 _COMPUTED = ("us_per_row", "us_per_token")
 
 
@@ -28,6 +28,27 @@ class MachineFacts(PlanPart):
     cpus: int = Field(gt=0)
     memory_bytes: int = Field(ge=0)
     """0 = not known."""
+
+
+class EngineProfile(PlanPart):
+    """One engine of a generate stage, in microseconds: a step of b samples with K tokens of context together takes
+    step_us + b sample_us + K token_us; reading n tokens of contexts within a step adds n prefill_token_us."""
+
+    step_us: float = Field(ge=0, allow_inf_nan=False)
+    sample_us: float = Field(ge=0, allow_inf_nan=False)
+    token_us: float = Field(ge=0, allow_inf_nan=False)
+    prefill_token_us: float = Field(ge=0, allow_inf_nan=False)
+
+
+class LengthsProfile(PlanPart):
+    """Lognormal lengths of responses, in tokens; `sigma` of the logarithm, 0: all have the mean."""
+
+    mean: float = Field(ge=1, allow_inf_nan=False)
+    """After the cut at `max_new`."""
+    sigma: float = Field(ge=0, allow_inf_nan=False)
+    """Before the cut."""
+    prompt_share: float = Field(ge=0, le=1)
+    """Of the variance of the logarithm, what the samples of a prompt have in common."""
 
 
 class StageProfile(PlanPart):
@@ -59,6 +80,10 @@ class StageProfile(PlanPart):
     """Of a Python function: what handing over its samples and fetching its result takes of the pool that calls it."""
     publish_us: int = Field(default=0, ge=0)
     """Of a training: what making its weights the newest takes."""
+    engine: EngineProfile | None = None
+    """Of a generate stage, by what its engine recorded."""
+    lengths: LengthsProfile | None = None
+    """Of a generate stage's responses, where they were imposed."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property

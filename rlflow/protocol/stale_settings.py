@@ -25,6 +25,20 @@ class StaleReading(Protocol):
     def carry(self) -> Literal["partial", "finish", "nothing"]: ...
 
 
+def is_stream(stale: StaleReading) -> bool:
+    """Whether more is asked for than whole batches, one after another."""
+    return stale.trigger != 1.0 or stale.admit != "in_order" or stale.burst != 1
+
+
+def drains(settings: Settings) -> bool:
+    """Whether new weights wait for the samples that are under way. Otherwise these go on with the new ones.
+
+    `carry finish` says so. In order without a trigger every sample is made by one version, too.
+    """
+    trigger = settings.trigger
+    return trigger.carry == "finish" and (trigger.carries or settings.rule == "in_order")
+
+
 def settings_of(stale: StaleReading | None, batch: int, group: int) -> Settings:
     """How the edge admits and consumes; without staleness in order, one batch at a time. `batch`, `group`: samples."""
     if stale is None:

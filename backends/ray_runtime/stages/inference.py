@@ -34,7 +34,13 @@ def generate(call: Call, op: Generate) -> Batch:
     def make() -> Batch:
         replica = together(model.engine_mesh, prompts)
         made = engine.generate(
-            replica.rows(), op, seed=call.state.seed, step=stream, version=model.version, environments=environments
+            replica.rows(),
+            op,
+            seed=call.state.seed,
+            step=stream,
+            version=model.version,
+            environments=environments,
+            ends=call.state.ends(call.stage.id),
         )
         return _own_samples(replica, made, op.n) if len(replica.parts) > 1 else made
 
@@ -46,6 +52,7 @@ def generate(call: Call, op: Generate) -> Batch:
             f"generate gave {samples.rows} samples, not {len(own)} of {prompts.rows} prompts x {op.n}",
         )
     call.metrics.samples(samples, call.stage.id)
+    call.metrics.spells(engine.spells)
     call.tokens = token_count(samples)
     return samples
 

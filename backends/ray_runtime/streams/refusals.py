@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlflow.backends.ray_runtime.streams.specs import is_stream
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Generate, MixedGroups, Take, Train
 from rlflow.plan import MoveObject, Plan, Stage, StaleReader
+from rlflow.protocol.stale_settings import is_stream
 
 
 def refuse_streams(plan: Plan) -> None:

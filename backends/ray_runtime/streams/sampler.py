@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.batch import Batch
 from rlflow.backends.ray_runtime.parallel.mesh import new_group
+from rlflow.backends.ray_runtime.spells import Spells
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.streams.sample_edge import Orders, Ticket
 from rlflow.backends.ray_runtime.streams.specs import StreamSpec
@@ -52,7 +53,9 @@ class Sampler:
         assert isinstance(op, Generate)
         self._op = op
         self._channel = next(channel for channel in state.channels.values() if spec.stage in channel.reshard.readers)
-        self._engine = state.models[spec.model].engine
+        engine = state.models[spec.model].engine
+        assert engine is not None
+        self._engine = engine
         self._replica, self._number = divmod(state.rank, spec.together)
         """Of all, and this rank in it."""
         self._others: dist.ProcessGroup | None = None
@@ -102,6 +105,11 @@ class Sampler:
             self._wait(lambda: self._has(answer), f"the samples of step {step}, which the edge says are finished")
             self.asked = False
             return self._taken(answer)
+
+    @property
+    def spells(self) -> Spells:
+        """What the engine's time went to."""
+        return self._engine.spells
 
     @contextmanager
     def held(self, version: int | None) -> Iterator[None]:
@@ -277,7 +285,6 @@ class Sampler:
 
     def _generate(self) -> None:
         """Until everything is finished, or something new is there."""
-        assert self._engine is not None
         begun, tickets = self._unfinished, self._tickets
         prompts = self._prompts([ticket.position for ticket in tickets])
         keys = [] if begun is None else _keys(begun)
@@ -297,6 +304,7 @@ class Sampler:
             step=DRAWS,
             begun=begun,
             enough=self._enough,
+            ends=self._state.ends(self.spec.stage),
             handover=_Handover(self, ids),
         )
         self.tell_finished([self._ids[key] for key in _keys(found.finished)])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlflow.backends.ray_runtime.batch import Batch
+from rlflow.backends.ray_runtime.spells import Spells
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.streams.sampler import Sampler
 from rlflow.backends.ray_runtime.streams.specs import StreamSpec, stream_specs
@@ -57,6 +58,10 @@ class Streams:
     def batch(self, stage: str, step: int) -> Batch:
         """This rank's samples of the step."""
         return self._samplers[stage].batch(step)
+
+    def spells(self, stage: str) -> Spells:
+        """What the time of the stage's engine went to since somebody asked."""
+        return self._samplers[stage].spells
 
     def held(self, instructions: Sequence[Instruction], step: int) -> contextlib.ExitStack:
         """Around an evaluation after `step`: the engines that it samples from are its own, with that step's weights."""

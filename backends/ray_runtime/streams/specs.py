@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlflow.ir.ops import Generate, Take, Train
 from rlflow.plan import Plan, StaleReader
 from rlflow.protocol.settings import Settings
-from rlflow.protocol.stale_settings import settings_of
+from rlflow.protocol.stale_settings import drains, is_stream, settings_of
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,13 @@ class StreamSpec:
 
     @property
     def drains(self) -> bool:
-        """Whether new weights wait for the samples that are under way. Otherwise these go on with the new ones.
-
-        `carry finish` says so. In order without a trigger every sample is made by one version, too.
-        """
-        trigger = self.settings.trigger
-        return trigger.carry == "finish" and (trigger.carries or self.settings.rule == "in_order")
+        """Whether new weights wait for the samples that are under way."""
+        return drains(self.settings)
 
     @property
     def binds_early(self) -> bool:
         """Whether the samples of a step are the same whenever one asks, so that nobody need wait until it starts."""
         return self.settings.rule == "in_order" and not self.settings.trigger.carries
-
-
-def is_stream(stale: StaleReader) -> bool:
-    """Whether more is asked for than whole batches, one after another."""
-    return stale.trigger != 1.0 or stale.admit != "in_order" or stale.burst != 1
 
 
 def stream_specs(plan: Plan) -> list[StreamSpec]:

@@ -69,7 +69,7 @@ def sampler(edge: Any) -> Sampler:
         rank=0,
         plan=SimpleNamespace(stage=lambda name: SimpleNamespace(op=op)),
         channels={"c": channel},
-        models={"actor": SimpleNamespace(engine=None, engine_mesh=None)},
+        models={"actor": SimpleNamespace(engine=SimpleNamespace(), engine_mesh=None)},
         all=SimpleNamespace(timeout=timedelta(seconds=0.3)),
     )
     return Sampler(SPEC, state, edge)
