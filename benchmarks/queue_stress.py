@@ -88,6 +88,7 @@ class Replica:
         begun: set[int] = set()
         place: dict[int, int] = {}
         group_of: dict[int, set[int]] = {}
+        dropped: list[int] = []
         watch = None
         while not self.over:
             if watch is None:
@@ -97,6 +98,7 @@ class Replica:
             if ready:
                 orders, watch = ray.get(watch), None
             due = max(due, orders.version)
+            dropped = [position for position in dropped if not self._removed(position)]
             for ticket in orders.tickets:
                 group_of[ticket.position] = set(ticket.samples)
                 for id in ticket.samples:
@@ -104,7 +106,7 @@ class Replica:
                     place[id] = ticket.position
             for position in orders.drop:
                 if position not in group_of:
-                    self.queue.remove(position, "too old")
+                    dropped.append(position)
                 for id in group_of.pop(position, ()):
                     left.pop(id, None)
                     begun.discard(id)
@@ -139,6 +141,16 @@ class Replica:
             if ended:
                 ray.get(self.edge.finished.remote(ended))
         return self.births
+
+    def _removed(self, position: int) -> bool:
+        """Whether a group that was given up has left the queue; not while a reward worker reads it."""
+        try:
+            self.queue.remove(position, "too old")
+        except RunFailure as failure:
+            if "is reading it" in "".join(failure.notes):
+                return False
+            raise
+        return True
 
     def _put(self, position: int) -> None:
         rows = contents(position)
