@@ -20,8 +20,9 @@ from rlflow.backends.ray_runtime.devices.swap import own_memory
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.frozen_weights import cast_frozen
+from rlflow.backends.ray_runtime.merged_adapters import known_adapters
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
-from rlflow.backends.ray_runtime.open_channel import compute_of, open_channel
+from rlflow.backends.ray_runtime.open_channel import compute_of, open_channel, tensors_of
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.published import PublishCheck
 from rlflow.backends.ray_runtime.reshard_links import Tensors
@@ -62,6 +63,8 @@ class ModelState:
     """Of the trainer; None where every rank has the whole model and rows of its own."""
     check: PublishCheck | None = None
     """Of a model with adapters that is sampled from."""
+    frozen: str = ""
+    """Of a model with adapters that leave this pool or layout, or come from another: `Adapters.fingerprint`."""
 
     def renew_engine(self, version: int) -> None:
         """Give the engine the weights of the trainer on this rank, which has the same parts."""
@@ -70,21 +73,33 @@ class ModelState:
             self.engine.load_weights(version)
             return
         assert self.trainer is not None
-        source, target = self.trainer.local_tensors(), self.engine.local_tensors()
+        source = self.trainer.local_tensors()
+
+        def copy(target: Tensors) -> None:
+            with torch.no_grad():
+                for name, tensor in target.items():
+                    tensor.copy_(source[name])
+
+        self.update_engine(version, copy)
+
+    def update_engine(self, version: int, bring: Callable[[Tensors], None]) -> None:
+        """Let `bring` write the engine's weights, or the adapters that it adds to them."""
+        assert self.engine is not None
         self.engine.begin_update(version)
-        with torch.no_grad():
-            for name, tensor in target.items():
-                tensor.copy_(source[name])
-        self.engine.update(target)
+        tensors = self.engine.incoming()
+        bring(tensors)
+        self.engine.update(tensors)
         self.engine.end_update()
 
     def restart(self, version: int) -> None:
         """Go on from weights that were loaded into the master copy."""
         self.version = version
-        if self.engine is not None and not self.engine_fed:
+        if self.engine is None:
+            return
+        if not self.engine_fed:
             self.renew_engine(version)
-            if self.check is not None:
-                self.check.restart(self.engine.digest)
+        if self.check is not None:
+            self.check.restart(self.engine.digest)
 
 
 @dataclass
@@ -153,6 +168,10 @@ class RankState:
     def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
         """What samples from the model and what trains it or predicts with it, each in its layout."""
         state = ModelState(loaded, compute_of(self.plan, name), loaded.model.config, _parameters(loaded))
+        if loaded.adapters is not None and any(r.model == name and r.adapters for r in self.plan.reshards):
+            with blame(stages[0].id):
+                known_adapters(loaded.adapters, tensors_of(state.config))
+            state.frozen = loaded.adapters.fingerprint()
         samplers = [s for s in stages if isinstance(s.op, Generate)]
         others = [s for s in stages if isinstance(s.op, Train | Logprobs | Values | ModelScore)]
         if samplers:
@@ -202,7 +221,8 @@ class RankState:
             if self.pool in (reshard.source, reshard.target):
                 with blame(reshard.readers[0]):
                     config, device = self.models[reshard.model].config, self.device.torch_device
-                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, config, device)
+                    frozen = self.models[reshard.model].frozen
+                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, config, device, frozen)
 
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
@@ -255,11 +275,9 @@ class RankState:
         state = self.models[channel.model]
         if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
             assert state.engine is not None
-            state.engine.begin_update(version)
-            tensors = state.engine.local_tensors()
-            bring(tensors)
-            state.engine.update(tensors)
-            state.engine.end_update()
+            state.update_engine(version, bring)
+            if state.check is not None:
+                state.check.publish(state.engine.digest, state.engine.changed)
         else:
             assert state.trainer is not None
             bring(state.trainer.local_tensors())

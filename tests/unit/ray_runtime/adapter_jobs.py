@@ -1,0 +1,126 @@
+"""The ranks of all pools of a plan, in processes without Ray: they load their models, and weights are published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rlflow.backends.ray_runtime.adapters import Adapters, parameter_name
+from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint
+from rlflow.backends.ray_runtime.local_weights import renew, whole_tensors
+from rlflow.backends.ray_runtime.models import load_model
+from rlflow.backends.ray_runtime.state import RankState
+from rlflow.backends.ray_runtime.world import World
+from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.plan import Plan
+from tests.unit.ray_runtime.parallel.workers import DEADLINE
+
+
+@dataclass
+class Found:
+    """On one rank."""
+
+    pool: str
+    received: int = 0
+    """Bytes, of one publish."""
+    sent: int = 0
+    versions: tuple[int, ...] = ()
+    digests: tuple[str, ...] = ()
+    """Of what is sampled from, at the start and after every publish."""
+    apart: float = 0.0
+    """Of what is sampled from, from the merged weights of a whole model: the largest difference."""
+    dtype: str = ""
+    failure: tuple[str, str, tuple[str, ...]] | None = None
+
+
+def state_of(plan: Plan, folder: Path, other_base: bool = False) -> RankState:
+    """Of this process. `other_base`: on the pool that samples the frozen weights are others."""
+    pools = {pool.name: len(pool.ranks) for pool in plan.pools if pool.device != "functions"}
+    world = World("", 0, pools, DEADLINE)
+    number = dist.get_rank()
+    world.pool = next(pool for pool in pools if number in world.ranks(pool))
+    world.rank = number - world.ranks(world.pool)[0]
+    if other_base and world.pool == "rollout":
+        models = tuple(
+            m if m.name != "actor" else m.model_copy(update={"source": replace(m.source, init_seed=7)})  # type: ignore[type-var]
+            for m in plan.models
+        )
+        plan = plan.model_copy(update={"models": models})
+    if world.size > 1:
+        world.group = world.between(world.ranks(world.pool), "pool")
+    state = RankState(plan, world.pool, world.rank, world.size, folder, seed=0)
+    state.join(world)
+    state.load_models()
+    return state
+
+
+def trained_to(adapters: Adapters, version: int) -> dict[str, torch.Tensor]:
+    """All A and B of a version, as if it had been trained."""
+    generator = torch.Generator().manual_seed(version)
+    return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in adapters.shapes.items()}
+
+
+def published(plan_json: str, folder: str, publishes: int, resume: bool = False, other_base: bool = False) -> Found:
+    """Publish versions 1 .. `publishes`, and read each."""
+    plan = Plan.from_json(plan_json)
+    try:
+        state = state_of(plan, Path(folder), other_base)
+    except RunFailure as failure:
+        return Found("", failure=(failure.code, failure.message, failure.help))
+    trained = load_model(plan.model("actor").source, Path(folder))  # type: ignore[arg-type]
+    assert trained.adapters is not None
+    model = state.models["actor"]
+    trains = state.trains("actor")
+    found = Found(state.pool)
+    if resume:
+        load_checkpoint(state, Path(folder) / "checkpoints", publishes)
+    for channel in state.channels.values():
+        channel.start(publishes if resume else 0, 100)
+    digests = [] if model.engine is None else [model.engine.digest]
+    versions = [] if model.engine is None else [model.engine.version]
+    for version in range(1, publishes + 1):
+        whole = trained_to(trained.adapters, version)
+        with torch.no_grad():
+            for name, tensor in trained.adapters.tensors().items():
+                tensor.copy_(whole[name])
+        if resume:
+            continue
+        if trains:
+            assert model.trainer is not None
+            state.before_update("actor")
+            model.trainer.load_full({parameter_name(name): tensor for name, tensor in whole.items()})
+            state.publish("actor")
+        for reshard in plan.reshards:
+            if state.pool == reshard.target and reshard.model == "actor":
+                state.receive("actor", reshard.readers, version + 1, evaluation=False)
+        if model.engine is not None:
+            digests.append(model.engine.digest)
+            versions.append(model.engine.version)
+    for channel in state.channels.values():
+        channel.close()
+        found.sent += channel.moved.sent
+        found.received += channel.moved.received
+    if trains and not resume:
+        save_checkpoint(state, Path(folder) / "checkpoints", publishes, merged=True)
+    if model.engine is not None:
+        found.apart, found.dtype = _apart(state, trained.adapters)
+    found.digests, found.versions = tuple(digests), tuple(versions)
+    return found
+
+
+def _apart(state: RankState, adapters: Adapters) -> tuple[float, str]:
+    model = state.models["actor"]
+    assert model.engine is not None
+    mine = model.engine.local_tensors()
+    merged = adapters.merged()
+    expected = {name: torch.zeros_like(tensor) for name, tensor in mine.items()}
+    if model.engine_mesh is None:
+        expected = whole_tensors(merged)
+    else:
+        renew(expected, merged, model.engine_mesh)
+    dtype = next(iter(mine.values())).dtype
+    apart = max(float((mine[n].float() - t.to(dtype).float()).abs().max()) for n, t in expected.items())
+    return apart, str(dtype)
