@@ -163,7 +163,7 @@ class Adapters:
             if layer != name:
                 a, b = (whole[parameter_name(f"{layer}.{part}.weight")] for part in _PARTS)
                 tensor = add_adapter(tensor, a, b, self.scaling(layer))
-            found[name.replace(".base_layer.", ".")] = tensor
+            found[plain_name(name)] = tensor
         return found
 
     def base_digest(self) -> str:
@@ -216,6 +216,11 @@ def parameter_name(name: str) -> str:
     """The trained model's name of an A or B that reshards call `name`."""
     layer, part, _ = name.rsplit(".", 2)
     return f"{layer}.{part}.{_NAME}.weight"
+
+
+def plain_name(parameter: str) -> str:
+    """A frozen weight's name in the model without adapters."""
+    return parameter.replace(".base_layer.", ".")
 
 
 def _in_peft(name: str) -> str:

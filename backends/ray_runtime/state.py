@@ -157,6 +157,7 @@ class RankState:
             if not stages:
                 continue
             self.models[name] = self._model_state(name, built[name], stages)
+        self._share_frozen()
         self._connect_weights()
         cast_frozen(self)
         self._check_tokenizers()
@@ -164,6 +165,16 @@ class RankState:
             # Products this small end before a second thread has woken. Worse, idle threads spin while they wait for
             # the next one: with other processes on the machine a step takes ten times as long.
             torch.set_num_threads(1)
+
+    def _share_frozen(self) -> None:
+        """A frozen copy of a model with adapters is cut like it, from the same tensors: one part is enough."""
+        for name, state in self.models.items():
+            source = self.plan.model(name).source
+            if not isinstance(source, FrozenModel) or source.of not in self.models or state.trainer is None:
+                continue
+            of = self.models[source.of]
+            if of.loaded.adapters is not None and of.trainer is not None and of.mesh is not None:
+                state.trainer.sharded.share(of.trainer.sharded)
 
     def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
         """What samples from the model and what trains it or predicts with it, each in its layout."""

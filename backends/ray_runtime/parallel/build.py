@@ -41,7 +41,7 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
         shard_weights(forward, loaded.model.get_decoder(), mesh, {*head, *apart})
         forward.own_outputs = True
         sharded.refresh()
-    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
+    packs = can_pack(loaded.model.get_decoder())
     if is_whole(mesh):
         leaves = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
         leaves |= {f"{CRITIC}.{number}": p for number, p in enumerate(head)}

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rlflow.backends.ray_runtime.adapters import plain_name
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.experts import shard_experts
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
@@ -207,6 +208,20 @@ class ShardedModel:
     def pieces(self, name: str) -> list[tuple[Any, Any]]:
         """(box of a whole weight, box of this rank's), which tile what the rank has of it."""
         return self._pieces(self.specs[name], self.mesh.place)
+
+    def share(self, other: ShardedModel) -> int:
+        """Take the tensors of `other`, a model with adapters whose frozen weights this one has, cut over the same mesh,
+        in place of its own. Returns how many; none under FSDP, which has memory of its own for each."""
+        if self.mesh is not other.mesh or self.fsdp:
+            return 0
+        theirs = {plain_name(name): parameter for name, parameter in other.parameters.items()}
+        taken = {id(parameter): theirs[name] for name, parameter in self.parameters.items()}
+        for module in self.loaded.model.modules():
+            for key, parameter in module._parameters.items():
+                if id(parameter) in taken:
+                    module._parameters[key] = taken[id(parameter)]
+        self.refresh()
+        return len(taken)
 
     # --- what gradients mean -----------------------------------------------------------------------------------------
 

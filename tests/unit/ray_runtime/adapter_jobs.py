@@ -16,6 +16,7 @@ from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpo
 from rlflow.backends.ray_runtime.engine import weights_digest
 from rlflow.backends.ray_runtime.local_weights import renew, whole_tensors
 from rlflow.backends.ray_runtime.models import load_model
+from rlflow.backends.ray_runtime.parallel.sharded import plain
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -80,7 +81,7 @@ def published(plan_json: str, folder: str, publishes: int, resume: bool = False)
     if resume:
         load_checkpoint(state, Path(folder) / "checkpoints", publishes)
     for channel in state.channels.values():
-        channel.start(publishes if resume else 0, 100)
+        channel.start(*(publishes, 2 * publishes) if resume else (0, publishes + 1))
     digests = [] if model.engine is None else [model.engine.digest]
     versions = [] if model.engine is None else [model.engine.version]
     for version in range(1, publishes + 1):
@@ -113,6 +114,25 @@ def published(plan_json: str, folder: str, publishes: int, resume: bool = False)
         found.apart, found.dtype = _apart(state, trained.adapters)
     found.digests, found.versions = tuple(digests), tuple(versions)
     return found
+
+
+def frozen_copies(plan_json: str, folder: str) -> tuple[int, int, float]:
+    """Of the reference's tensors on this rank: how many there are, how many of them it has for itself; and how far its
+    log-probabilities are from those of the policy before it is trained, at most."""
+    state = state_of(Plan.from_json(plan_json), Path(folder))
+    policy, reference = state.models["actor"].trainer, state.models["reference"].trainer
+    assert policy is not None
+    assert reference is not None
+    theirs, mine = ({plain(p).data_ptr() for p in t.sharded.parameters.values()} for t in (policy, reference))
+    batch = models.samples(8)
+    before = policy.logprobs(batch, 1.0).values
+    found = reference.logprobs(batch, 1.0).values
+    with torch.no_grad():
+        for tensor in policy.local_tensors().values():
+            tensor.add_(0.1)
+    assert not torch.allclose(before, policy.logprobs(batch, 1.0).values, atol=1e-3)
+    assert torch.equal(found, reference.logprobs(batch, 1.0).values)
+    return len(mine), len(mine - theirs), float((before - found).abs().max())
 
 
 def _save(state: RankState, folder: Path, step: int) -> None:
