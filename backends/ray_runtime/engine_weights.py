@@ -87,6 +87,16 @@ class EngineWeights:
         """Whether the last update brought other adapters than the one before."""
         return self._merged is not None and self._merged.changed
 
+    def parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None:
+        """Of an engine that adds adapters to frozen weights of its own: the weights without adapters, the frozen ones
+        under adapters, and the sums. None for any other."""
+        if self._merged is None:
+            return None
+        under, sums = self._merged.parts()
+        known = {tensor.untyped_storage()._cdata for tensor in sums}
+        every = (*self.tensors.values(), *self.model.parameters())
+        return [tensor for tensor in every if tensor.untyped_storage()._cdata not in known], under, sums
+
     # --- new values ------------------------------------------------------------------------------------------------
 
     def load(self, version: int) -> None:

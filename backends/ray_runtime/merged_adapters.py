@@ -62,6 +62,10 @@ class MergedAdapters:
         """All that is kept beside the engine's weights."""
         return [*self.tensors.values(), *self._base.values()]
 
+    def parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The frozen weights of the adapted layers, and what is written over: the sums."""
+        return list(self._base.values()), list(self._into.values())
+
     def merge(self) -> str:
         """Write the sum over the engine's weights, in their own precision; returns the digest of it in float32, which
         is that of `Adapters.write_merged` where the model is whole."""

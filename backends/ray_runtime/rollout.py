@@ -169,6 +169,11 @@ class RolloutEngine:
         memory = self._weights.memory
         return memory.whole if awake else memory.device_bytes
 
+    def parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None:
+        """Of an engine that adds adapters to frozen weights of its own: the weights without adapters, the frozen ones
+        under adapters, and the sums, which an update writes. None for any other."""
+        return self._weights.parts()
+
     @property
     def cache_peak_bytes(self) -> int:
         """The most that keys and values took in the last call of generate."""

@@ -15,13 +15,15 @@ from rlflow.backends.ray_runtime.adapters import Adapters, parameter_name
 from rlflow.backends.ray_runtime.checkpoint import load_checkpoint, save_checkpoint
 from rlflow.backends.ray_runtime.engine import weights_digest
 from rlflow.backends.ray_runtime.local_weights import renew, whole_tensors
+from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.models import load_model
 from rlflow.backends.ray_runtime.parallel.sharded import plain
+from rlflow.backends.ray_runtime.residency import residency_of
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import AdamW, Nll, Train
-from rlflow.plan import Plan
+from rlflow.ir.ops import AdamW, Generate, Nll, Train
+from rlflow.plan import MoveObject, Plan, ReshardWeights, RunStage
 from tests.unit.ray_runtime.parallel import models
 from tests.unit.ray_runtime.parallel.workers import DEADLINE
 
@@ -133,6 +135,51 @@ def frozen_copies(plan_json: str, folder: str) -> tuple[int, int, float]:
     assert not torch.allclose(before, policy.logprobs(batch, 1.0).values, atol=1e-3)
     assert torch.equal(found, reference.logprobs(batch, 1.0).values)
     return len(mine), len(mine - theirs), float((before - found).abs().max())
+
+
+def swapped(plan_json: str, folder: str, steps: int) -> list[dict[str, tuple[int, int]]]:
+    """Walk through the steps of the pool that samples, with what its plan moves: of every stage, of every object of
+    the table, the bytes that are on the device and those that the plan has there."""
+    plan = Plan.from_json(plan_json)
+    state = state_of(plan, Path(folder))
+    model = state.models["actor"]
+    trained = load_model(plan.model("actor").source, Path(folder))  # type: ignore[arg-type]
+    assert trained.adapters is not None
+    for channel in state.channels.values():
+        channel.start(0, steps)
+    if model.engine is None:
+        assert model.trainer is not None
+        for version in range(1, steps):
+            whole = trained_to(trained.adapters, version)
+            state.before_update("actor")
+            model.trainer.load_full({parameter_name(name): tensor for name, tensor in whole.items()})
+            state.publish("actor")
+        for channel in state.channels.values():
+            channel.close()
+        return []
+    residency = residency_of(state)
+    assert residency is not None
+    found: list[dict[str, tuple[int, int]]] = []
+    for step in range(1, steps + 1):
+        metrics = StepMetrics(plan, state.pool, 0)
+        if step > 1:
+            for name, tensor in trained.adapters.tensors().items():
+                tensor.copy_(trained_to(trained.adapters, step - 1)[name])
+        for instruction in plan.program(state.pool).step:
+            if isinstance(instruction, MoveObject):
+                residency.move(instruction, step)
+                continue
+            residency.before(instruction)
+            if isinstance(instruction, ReshardWeights):
+                state.receive("actor", instruction.readers, step, evaluation=False)
+            elif isinstance(instruction, RunStage) and isinstance(plan.stage(instruction.stage).op, Generate):
+                assert _apart(state, trained.adapters)[0] < 1e-6, step
+            metrics.events.append({})
+            residency.after(instruction, step, metrics)
+            if isinstance(instruction, RunStage):
+                entry = residency.ledger.entries[-1]
+                found.append({name: (size, entry.planned[name]) for name, size in entry.measured.items()})
+    return found
 
 
 def _save(state: RankState, folder: Path, step: int) -> None:

@@ -18,7 +18,7 @@ from rlflow.backends.ray_runtime.rollout import RolloutEngine
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.driver import compile
 from rlflow.ir.ops import Lora, TinyModel
-from rlflow.plan import Plan
+from rlflow.plan import MoveObject, Plan
 from tests.unit.ray_runtime import adapter_jobs as jobs
 from tests.unit.ray_runtime import rollout_jobs
 from tests.unit.ray_runtime.parallel.workers import Workers, started
@@ -167,6 +167,30 @@ def test_the_reference_is_the_frozen_part_of_the_policy(
         assert tensors > 20
         assert beside == (tensors if own else 0)
         assert same <= (1e-6 if own else 0.0)  # FSDP's buffers begin where products round otherwise
+
+
+TIGHT = """
+  pool rollout = 1 devices { memory = 11400 KiB }
+  pool learner = 1 devices
+  place actor.generate, reference on rollout
+  place actor.train on learner"""
+
+
+def test_frozen_weights_and_sums_leave_the_device_as_the_plan_says(tmp_path: Path, workers: Workers) -> None:
+    plan = plan_of(tmp_path, TIGHT)
+    moved = {i.object for i in plan.program("rollout").step if isinstance(i, MoveObject)}
+    assert {"actor weights under adapters", "actor merged weights", "reference weights"} <= moved
+    found = next(each for each in workers.run(jobs.swapped, plan.to_json(), str(tmp_path), 3, ranks=2) if each)
+    sampling = [entry for entry in found if entry["actor merged weights"][0]]
+    others = [entry for entry in found if not entry["actor merged weights"][0]]
+    assert len(sampling) >= 3
+    assert len(others) >= 3
+    for entry in found:
+        for name, (measured, planned) in entry.items():
+            assert measured <= planned, (name, entry)
+    for entry in sampling:
+        assert entry["actor weights under adapters"][0] == 0
+        assert entry["actor frozen weights"][0] > 0
 
 
 def test_pools_that_loaded_other_weights_are_told(tmp_path: Path, workers: Workers) -> None:
