@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlflow.backends.ray_runtime.adapters import check_shapes, parameter_name, read_adapters
-from rlflow.backends.ray_runtime.heads import VALUE_HEAD, ValueHeadModel
+from rlflow.backends.ray_runtime.devices.swap import host_copy
+from rlflow.backends.ray_runtime.heads import VALUE_HEAD, ValueHeadModel, load_head
 from rlflow.backends.ray_runtime.local_weights import renew
 from rlflow.backends.ray_runtime.models import save_configs, write_weights
 from rlflow.backends.ray_runtime.parallel.build import is_whole
@@ -21,6 +22,8 @@ from rlflow.backends.ray_runtime.state import ModelState
 
 _BODY, _HEAD = "body.", "head."
 """How a value model names the parameters of its two parts."""
+_CRITIC = "critic.head."
+"""Before the parameters of a value head on a policy's own body."""
 
 
 def is_sharded(model: ModelState) -> bool:
@@ -36,7 +39,11 @@ def whole_tensors(model: ModelState, merged: bool = False) -> dict[str, torch.Te
     assert model.trainer is not None
     if model.loaded.adapters is not None:
         model.loaded.adapters.base_digest()  # reads the frozen weights once, here where they are at home
-    return {name: tensor for name, tensor in model.trainer.full_tensors(frozen=merged) if tensor is not None}
+    found = {name: tensor for name, tensor in model.trainer.full_tensors(frozen=merged) if tensor is not None}
+    if model.loaded.critic is not None:  # every rank has its head whole
+        head = model.loaded.critic.head.state_dict()
+        found |= {_CRITIC + name: host_copy(tensor) for name, tensor in head.items()}
+    return found
 
 
 def write_whole(
@@ -46,6 +53,9 @@ def write_whole(
     folder.mkdir(parents=True, exist_ok=True)
     loaded = model.loaded
     tokenizer.save_pretrained(folder)
+    if loaded.critic is not None:
+        save_file(_part(found, _CRITIC), folder / VALUE_HEAD)
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(_CRITIC)}
     if isinstance(loaded.model, ValueHeadModel):
         model.config.save_pretrained(folder)
         save_file(_part(found, _HEAD), folder / VALUE_HEAD)
@@ -64,6 +74,8 @@ def write_whole(
 def load_sharded(model: ModelState, folder: Path) -> None:
     """Every rank reads the folder and keeps its part."""
     assert model.trainer is not None
+    if model.loaded.critic is not None:
+        load_head(model.loaded.critic, folder)
     adapters = model.loaded.adapters
     if adapters is not None:
         adapters.check_base(folder)

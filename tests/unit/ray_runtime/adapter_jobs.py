@@ -221,7 +221,7 @@ def refused(plan_json: str, folder: str, broken: bool = False) -> tuple[str, str
 
 
 def trained_and_resumed(plan_json: str, folder: str) -> list[str]:
-    """Digests of this rank's adapters after four steps in a row, and after two, a checkpoint and two."""
+    """Digests of what this rank trains after four steps in a row, and after two, a checkpoint and two."""
     plan = Plan.from_json(plan_json)
     batch = models.samples(8)
     op = Train(model="actor", loss=(Nll(weight=1.0),), optimizer=AdamW(lr=1e-2), minibatch=8)
@@ -230,13 +230,17 @@ def trained_and_resumed(plan_json: str, folder: str) -> list[str]:
     for part in range(2):
         trainer = state.models["actor"].trainer
         assert trainer is not None
-        mesh = state.models["actor"].mesh
+        mesh, critic = state.models["actor"].mesh, state.models["actor"].loaded.critic
+        head = {} if critic is None else critic.head.state_dict()
+        if not part:
+            for tensor in head.values():
+                tensor.fill_(0.25)
         mine = np.arange(8) if mesh is None else np.arange(mesh.dp_rank, 8, mesh.layout.dp)
         for step in range(2 * part, 4):
             if step == 2 and not part:
                 save_checkpoint(state, Path(folder) / "checkpoints", 2)
             trainer.train(batch.select(mine), None, op, seed=0, step=step, rows=mine)
-        found.append(weights_digest(trainer.local_tensors()))
+        found.append(weights_digest({**trainer.local_tensors(), **head}))
         if not part:
             state = state_of(plan, Path(folder))
             load_checkpoint(state, Path(folder) / "checkpoints", 2)

@@ -61,6 +61,12 @@ STUDENT = (
   }
   allow""",
 )
+CRITIC = (
+    ("  model  reference", "  model  critic    = value(actor, shared = true)\n  model  reference"),
+    ("    actor.train", "    v       = critic.values(samples)\n    points  = exact(samples)\n    actor.train"),
+    ("group_normalize(exact(samples))", "gae(points, v), returns = returns(points, v), values = v"),
+    ("+ 0.01", "+ 0.5 * value_clip(0.2) + 0.01"),
+)
 PREDICTS = """
   pool rollout = R devices
   pool learner = L devices
@@ -97,6 +103,9 @@ def plan_of(
     text = text.replace("ARCHITECTURE", architecture).replace("KV", str(kv)).replace("COMPUTE", compute)
     if "actor.logprobs" in places:
         text = text.replace("  model  reference", STUDENT[0]).replace("  }\n  allow", STUDENT[1])
+    if "critic" in places:
+        for old, new in CRITIC:
+            text = text.replace(old, new)
     (folder / "sums.rlflow").write_text(text.replace("TARGETS", targets), "utf-8")
     return compile(folder / "sums.rlflow")
 
@@ -151,9 +160,16 @@ def test_a_reader_with_a_lag_gets_the_version_that_the_schedule_says(tmp_path: P
             assert [each.digests.index(digest) for digest in each.digests] == [0, 0, 2, 3]
 
 
-@pytest.mark.parametrize("train", ["dp = 1, tp = 2", "dp = 2, zero = 3", "dp = 2, zero = 1"])
-def test_training_in_parts_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, workers: Workers, train: str) -> None:
-    plan = plan_of(tmp_path, TOGETHER.replace("L devices", "2 devices"), train, "dp = 2")
+@pytest.mark.parametrize(
+    ("train", "critic"), [("dp = 1, tp = 2", False), ("dp = 2, zero = 3", True), ("dp = 2, zero = 1", False)]
+)
+def test_training_in_parts_goes_on_from_a_checkpoint_bit_for_bit(
+    tmp_path: Path, workers: Workers, train: str, critic: bool
+) -> None:
+    places = TOGETHER.replace("L devices", "2 devices")
+    if critic:
+        places = places.replace("reference on", "reference, critic on")
+    plan = plan_of(tmp_path, places, train, "dp = 2")
     for straight, resumed in workers.run(jobs.trained_and_resumed, plan.to_json(), str(tmp_path), ranks=2):
         assert straight == resumed
 
