@@ -24,7 +24,8 @@ from rlflow.backends.simulator.engine import Engine, EngineTotals
 from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Submit
 from rlflow.backends.simulator.engine_settings import Band, BandedStep, EngineSettings, PrefillCost
 from rlflow.backends.simulator.engine_token_loop import token_loop
-from rlflow.backends.simulator.sampling import LengthSampler, sampled_requests
+from rlflow.backends.simulator.sampling import sampled_requests
+from rlflow.cost.draws import LengthSampler
 from rlflow.cost.lengths import Fixed, Lognormal
 
 T = TypeVar("T")

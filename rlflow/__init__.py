@@ -1,7 +1,8 @@
 """rlflow: a workflow language and compiler for reinforcement-learning post-training of language models.
 
-`rlflow.compile(path)` gives a `Plan`, `rlflow.simulate(plan)` its `Schedule`, `rlflow.run(plan)` a `Run`: see
-docs/python.md. Names are loaded on first use, so that importing the package costs nothing.
+`rlflow.compile(path)` gives a `Plan`, `rlflow.simulate(plan)` its `Schedule`, `rlflow.run(plan)` a `Run`, and
+`rlflow.resume(folder)` goes on with one: see docs/python.md. Names are loaded on first use, so that importing the
+package costs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlflow.api import Run, Schedule, check, compile, run, simulate
+    from rlflow.api import Run, Schedule, check, compile, resume, run, simulate
     from rlflow.diagnostics import CompileError, Diagnostic, RunFailure
     from rlflow.driver import Checked as Program
     from rlflow.driver import Options
@@ -32,6 +33,7 @@ _LAZY = {
     "check": ("rlflow.api", "check"),
     "compile": ("rlflow.api", "compile"),
     "report": ("rlflow.reports", "report"),
+    "resume": ("rlflow.api", "resume"),
     "run": ("rlflow.api", "run"),
     "simulate": ("rlflow.api", "simulate"),
 }
@@ -50,6 +52,7 @@ __all__ = [
     "check",
     "compile",
     "report",
+    "resume",
     "run",
     "simulate",
 ]

@@ -1,4 +1,4 @@
-"""The Python interface: `rlflow.check`, `compile`, `simulate` and `run`, and what they give.
+"""The Python interface: `rlflow.check`, `compile`, `simulate`, `run` and `resume`, and what they give.
 
 Each takes a .rlflow file, or what the one before it gave. The command line does the same with the same parts.
 """
@@ -19,6 +19,7 @@ from rlflow.plan import Plan
 if TYPE_CHECKING:
     from rlflow.backends.simulator.report_study import Study
     from rlflow.backends.visualizers.progress import Progress
+    from rlflow.runs import RunRequest
 
 PathLike = str | Path
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -111,6 +112,8 @@ def run(
     address: str | None = None,
     progress: bool | Progress = False,
     log: str | Sequence[str] = (),
+    keep_checkpoints: int | None = None,
+    restarts: int | None = None,
     overrides: Overrides = (),
     flow: str | None = None,
     cluster: str | None = None,
@@ -118,14 +121,13 @@ def run(
 ) -> Run:
     """Run on Ray, in the folder `run_dir` (`runs/<flow>/<time>-<plan>` if not given), and wait for the end.
 
-    `progress`: True shows it on standard error. `log`: where metrics go too, as with `rlflow run --log`.
+    `progress`: True shows it on standard error. `log`, `keep_checkpoints` and `restarts` are options of `rlflow run`.
     Paths of a plan's sources are looked for from the working folder.
     Raises as `compile`, RunFailure where the run fails, RunFolderError for a folder that is in use, KeyboardInterrupt.
     """
     from rlflow import runs
-    from rlflow.sinks.names import sink_names
 
-    targets = sink_names([log] if isinstance(log, str) else log)
+    targets = _targets(log)
     plan = _plan(source, options, overrides, flow, cluster, profile)
     if isinstance(source, Plan) or (not isinstance(source, Checked) and Path(source).suffix == ".json"):
         base_dir = driver.find_base_dir(plan, None if isinstance(source, Plan) else Path(source))
@@ -134,16 +136,58 @@ def run(
         base_dir = Path(plan.sources[0].path).parent
     folder = Path(run_dir) if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
-    request = runs.RunRequest(plan, base_dir, folder, steps, seed, address=address, log=targets)
-    shown = _progress(progress, steps)
+    request = runs.RunRequest(
+        plan, base_dir, folder, steps, seed, address=address, log=targets, keep=keep_checkpoints, restarts=restarts
+    )
+    return _executed(request, progress)
+
+
+def resume(
+    run_dir: PathLike,
+    *,
+    steps: int | None = None,
+    allow_changed: bool = False,
+    address: str | None = None,
+    progress: bool | Progress = False,
+    log: str | Sequence[str] = (),
+    keep_checkpoints: int | None = None,
+    restarts: int | None = None,
+) -> Run:
+    """Go on from the newest checkpoint of a run, in its folder, and wait for the end: `rlflow run --resume`.
+
+    `steps`, `log` and `keep_checkpoints` are those of the run unless others are given. Raises as `run`.
+    """
+    from rlflow import runs
+
+    request = replace(
+        runs.resume_request(Path(run_dir), allow_changed=allow_changed),
+        steps=steps,
+        address=address,
+        log=_targets(log),
+        keep=keep_checkpoints,
+        restarts=restarts,
+    )
+    return _executed(request, progress)
+
+
+def _targets(log: str | Sequence[str]) -> tuple[str, ...]:
+    from rlflow.sinks.names import sink_names
+
+    return sink_names([log] if isinstance(log, str) else log)
+
+
+def _executed(request: RunRequest, progress: bool | Progress) -> Run:
+    from rlflow import runs
+
+    shown = _progress(progress, request.steps)
     if progress is True:
-        shown.start(f"run folder {folder}")
+        shown.start(f"run folder {request.run_dir}")
     try:
         runs.execute(request, shown)
     finally:
         if progress is True:
             shown.stop()
-    return Run(folder)
+    return Run(request.run_dir)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from rlflow.commands.profile import profile
 from rlflow.commands.report import report
 from rlflow.commands.simulate import simulate
 from rlflow.commands.trace import trace
+from rlflow.commands.virtual import virtual_options
 from rlflow.commands.watch import watch
 from rlflow.diagnostics import CompileError, Diagnostic, Label, RunFailure, SourceFile, Span
 from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_line
@@ -36,6 +37,7 @@ from rlflow.diagnostics.render import FORMATS, MACHINE_FORMATS, render, summary_
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
     from rlflow.driver import Options
     from rlflow.plan import Plan
 
@@ -244,7 +246,12 @@ def show(path: Path, options: Options, format_: str, full: bool) -> None:
     help="Remove all but the newest N checkpoints; 0 keeps all. Default: as before, all in a new run.",
 )
 @click.option("--address", help="Ray cluster to use; default: RAY_ADDRESS, else a local one.")
-@click.option("--device", type=click.Choice(["cpu", "npu"]), help="This machine's devices of that kind; default: cpu.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "npu", "virtual"]),
+    help="This machine's devices of that kind; default: cpu. virtual: none, stages sleep for their estimated time.",
+)
+@virtual_options
 @click.option("--allow-changed", is_flag=True, help="Run a plan although its sources changed.")
 @click.option(
     "--restarts", type=click.IntRange(min=0), help="How often to go on by itself after a process died; default: 3."
@@ -267,6 +274,7 @@ def run(
     keep_checkpoints: int | None,
     address: str | None,
     device: str | None,
+    virtual: VirtualSettings | None,
     allow_changed: bool,
     restarts: int | None,
     plain: bool,
@@ -279,7 +287,7 @@ def run(
 
     targets = sink_names(log)
     try:
-        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device)
+        request = _request(path, options, steps, seed, run_dir, resume, address, allow_changed, device, virtual)
         request = replace(request, keep=keep_checkpoints, log=targets)
     except runs.RunFolderError as error:
         raise click.UsageError(str(error)) from None
@@ -297,6 +305,9 @@ def run(
         end = runs.execute(request, progress)
     finally:
         progress.stop()
+    if end.interrupted and end.step < end.total_steps and request.virtual is not None:
+        click.echo(f"stopped after step {end.step} of {end.total_steps}; a virtual run is not resumed", err=True)
+        raise SystemExit(130)
     if end.interrupted and end.step < end.total_steps:
         click.echo(
             f"stopped after step {end.step} of {end.total_steps}; checkpoint: {request.run_dir / end.checkpoint}",
@@ -317,6 +328,7 @@ def _request(
     address: str | None,
     allow_changed: bool,
     device: str | None,
+    virtual: VirtualSettings | None,
 ) -> Any:
     from rlflow import driver, runs
 
@@ -325,11 +337,9 @@ def _request(
             raise click.UsageError(
                 "--resume takes everything from the run folder; only --steps, --log and --keep-checkpoints go with it"
             )
-        runs.open_run_dir(resume, resume=True)
-        plan = _compiled(resume / "plan.json", driver.Options())
-        base_dir = driver.find_base_dir(plan, resume / "plan.json")
-        runs.check_sources(plan, base_dir, allow_changed)
-        return runs.RunRequest(plan, base_dir, resume, steps, None, resume=True, address=address)
+        request = runs.resume_request(resume, allow_changed=allow_changed)
+        _state["plan"] = request.plan
+        return replace(request, steps=steps, address=address)
     if path is None:
         raise click.UsageError("give a .rlflow file or a plan, or --resume RUN_DIR")
     plan = _compiled(path, options)
@@ -338,11 +348,18 @@ def _request(
         runs.check_sources(plan, base_dir, allow_changed)
     else:
         base_dir = Path(plan.sources[0].path).parent
-    if device is not None:
+    seen = None
+    if virtual is not None:
+        from rlflow.backends.ray_runtime.virtual.preview import preview_of
+
+        seen = preview_of(plan, virtual)
+        _print_diagnostics(seen.warnings, "full")
+        click.echo(seen.sentence, err=True)
+    elif device is not None:
         plan = runs.on_device(plan, device)
     folder = run_dir if run_dir is not None else runs.default_run_dir(plan)
     runs.open_run_dir(folder, resume=False)
-    return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address)
+    return runs.RunRequest(plan, base_dir, folder, steps, seed, address=address, virtual=seen)
 
 
 def _closing_lines(request: Any, step: int, checkpoint: str) -> None:

@@ -29,6 +29,7 @@ from rlflow.sinks.sink import RunInfo
 if TYPE_CHECKING:
     from rlflow.backends.ray_runtime.launcher import RunEnd, RunObserver
     from rlflow.backends.ray_runtime.restarts import Restart
+    from rlflow.backends.ray_runtime.virtual.preview import Preview
     from rlflow.backends.visualizers.progress import Progress
     from rlflow.plan import Plan
 
@@ -58,6 +59,8 @@ class RunRequest:
     keep: int | None = None
     restarts: int | None = None
     """How often the run is started again after a process died; None = as often as is usual."""
+    virtual: Preview | None = None
+    """Sleep in place of computing."""
 
 
 class RunFolderError(Exception):
@@ -94,6 +97,24 @@ def check_sources(plan: Plan, base_dir: Path, allow_changed: bool) -> None:
         )
 
 
+def resume_request(run_dir: Path, *, allow_changed: bool = False) -> RunRequest:
+    """To go on in the folder of an earlier run, with its plan. RunFolderError, RunFailure RLF4001, RLF4002, and RLF5010
+    for the folder of a virtual run."""
+    from rlflow import driver
+
+    open_run_dir(run_dir, resume=True)
+    if read_run_json(run_dir).get("virtual"):
+        raise RunFailure(
+            "RLF5010",
+            f"there is no checkpoint to resume from in `{run_dir}`: it is of a virtual run, which has no weights",
+            help=("start another one: `rlflow run FILE --device virtual`",),
+        )
+    plan = driver.load_plan(run_dir / "plan.json")
+    base_dir = driver.find_base_dir(plan, run_dir / "plan.json")
+    check_sources(plan, base_dir, allow_changed)
+    return RunRequest(plan, base_dir, run_dir, resume=True)
+
+
 def on_device(plan: Plan, kind: str) -> Plan:
     """A plan for this machine, on its devices of another kind. RLF4003 for a plan whose cluster says what they are."""
     pools = tuple(
@@ -119,7 +140,8 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
             f"running a plan needs the package `{error.name}`, which is not installed",
             help=('pip install "rlflow-dsl[run]"',),
         ) from None
-    refuse_environment(request.plan, os.environ)
+    if request.virtual is None:
+        refuse_environment(request.plan, os.environ)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     if request.resume:
         request = _as_before(request)
@@ -136,6 +158,7 @@ def execute(request: RunRequest, progress: Progress) -> RunEnd:
         keep=request.keep or 0,
         address=request.address,
         restarts=DEFAULT_RESTARTS if request.restarts is None else request.restarts,
+        virtual=None if request.virtual is None else request.virtual.settings,
     )
     try:
         try:
@@ -358,5 +381,6 @@ def write_run_json(request: RunRequest, status: str, started: float, facts: dict
         "parameters": facts.get("parameters", {}),
         "restarts": facts.get("restarts", []),
         **({"log": list(request.log)} if request.log else {}),
+        **({} if request.virtual is None else {"virtual": request.virtual.facts}),
     }
     (request.run_dir / "run.json").write_text(json.dumps(body, indent=2, sort_keys=True) + "\n", "utf-8")

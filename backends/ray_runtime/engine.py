@@ -44,6 +44,16 @@ Enough: TypeAlias = Callable[[np.ndarray], bool]
 """Given bool [samples], which samples of the call are complete: whether generation is to stop here."""
 
 
+class Handover(Protocol):
+    """Takes complete samples out of a call of `generate_partial` that goes on with the others."""
+
+    def wanted(self, complete: np.ndarray) -> bool:
+        """Given bool [samples] as in `Enough`, at every token: whether those not taken yet are to be given now."""
+
+    def take(self, samples: Batch) -> None:
+        """Complete samples that were not given before, none perhaps, with the columns of `Generated`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Residency:
     """What an engine holds, in bytes, measured on the storages of its tensors.
@@ -118,8 +128,11 @@ class Engine(Protocol):
         step: int,
         begun: Batch | None = None,
         enough: Enough | None = None,
+        handover: Handover | None = None,
     ) -> Generated:
         """As `generate`, but it ends as soon as `enough` says so or `pause("abort")` is called, with what there is.
+
+        What `handover` took before is not in the result. On the ranks of a replica all or none have one.
 
         `begun` are unfinished samples of an earlier call, with the same `op`. They come first, in decoding and in the
         result, and keep the draws of the step that began them. `step` numbers the draws of the others.

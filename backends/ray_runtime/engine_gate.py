@@ -17,6 +17,7 @@ from rlflow.diagnostics.diagnostic import RunFailure
 
 GO_ON = 0
 ENOUGH = -1
+GIVE = -2
 """Signals at a token; a pause is 2 x its number, + 1 for `abort`."""
 
 

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rlflow.backends.ray_runtime.batch import Share
-from rlflow.backends.ray_runtime.failures import stage_failed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.place import PlaceNote
-from rlflow.backends.ray_runtime.pool_edges import PoolEdges, rows_root
+from rlflow.backends.ray_runtime.pool_edges import PoolEdges
 from rlflow.backends.ray_runtime.residency import residency_of
 from rlflow.backends.ray_runtime.run_logs import doing
 from rlflow.backends.ray_runtime.stages import RUN, WAIT
 from rlflow.backends.ray_runtime.stages.call import Call, Frame, Handlers, Value, token_count
 from rlflow.backends.ray_runtime.state import RankState
 from rlflow.backends.ray_runtime.streams.session import Streams
+from rlflow.backends.ray_runtime.walk import Walk
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.ops import Take
 from rlflow.plan import (
     Instruction,
     MoveObject,
-    PublishWeights,
     PutRows,
     ReshardWeights,
     RunStage,
-    SaveCheckpoint,
     Stage,
     TakeRows,
     WaitStage,
 )
 
 
-class Interpreter:
+class Interpreter(Walk):
     """Executes instruction lists against a rank's state. `save` writes a checkpoint of the step it is given."""
 
     def __init__(
@@ -50,12 +47,10 @@ class Interpreter:
         self._save = save
         self._place = place or PlaceNote()
         self._streams = streams or Streams(state)
-        self._stages = {stage.id: stage for stage in state.plan.stages}
+        super().__init__(state.plan, state.pool)
         self._edges = PoolEdges(state.plan, state.all, state.cursors)
         self._edges.connect()
-        self._step = state.plan.program(state.pool).step
         self._frame = Frame()
-        self._last_reader = _last_readers(state)
         self.residency = residency_of(state)
         """None for a pool whose memory the plan does not know: everything is on the device all the time."""
 
@@ -76,59 +71,36 @@ class Interpreter:
     def _outside(self, instructions: Sequence[Instruction]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.residency is None else self.residency.outside(instructions)
 
-    def _execute(
-        self, instructions: Sequence[Instruction], whole: Sequence[Instruction], step: int, metrics: StepMetrics
-    ) -> None:
-        """Execute `instructions`, a part of the list `whole`, in the current frame."""
-        for instruction in instructions:
-            started = time.time()
-            doing(f"step {step} {instruction.id}")
-            stage_id = getattr(instruction, "stage", "")
-            self._place.at(step, instruction.id)
-            tokens: int | None = None
-            try:
-                if self.residency is not None:
-                    self.residency.before(instruction)
-                if whole is self._step and self._streams.takes_over(instruction):
-                    tokens = self._streamed(instruction, step, metrics)
-                elif isinstance(instruction, TakeRows) and instruction.queue:
-                    depth = self._edges.take(instruction, self._frame)
-                    if depth is not None:
-                        metrics.mean(f"queue/{instruction.queue}/depth", [depth])
-                elif isinstance(instruction, TakeRows):
-                    tokens = self._take(self._stages[stage_id])
-                elif isinstance(instruction, PutRows):
-                    self._edges.put(instruction, self._frame)
-                elif isinstance(instruction, ReshardWeights):
-                    evaluation = bool(metrics.evaluation)
-                    metrics.waited(self._state.receive(instruction.model, instruction.readers, step, evaluation))
-                elif isinstance(instruction, RunStage):
-                    tokens = self._call(RUN, self._stages[stage_id], whole, step, metrics)
-                elif isinstance(instruction, WaitStage):
-                    self._call(WAIT, self._stages[stage_id], whole, step, metrics)
-                elif isinstance(instruction, PublishWeights):
-                    self._publish(instruction.model)
-                    self._streams.published(instruction.model, step)
-                elif isinstance(instruction, MoveObject):
-                    self._move(instruction, step)
-                elif isinstance(instruction, SaveCheckpoint):
-                    if not (instruction.every and step % instruction.every == 0):
-                        continue
-                    self._save(step)
-            except RunFailure as failure:
-                raise failure.at(stage_id) from None
-            except Exception as error:
-                raise stage_failed(stage_id or instruction.id, error) from error
-            metrics.instruction(instruction, step, started, time.time(), self._version(stage_id), tokens)
-            if self.residency is not None:
-                self.residency.after(instruction, step, metrics)
-            if not isinstance(instruction, WaitStage):
-                for value in self._last_reader.get(instruction.id, ()):
-                    self._frame.drop(value)  # memory is freed after the last reader
+    # --- around every instruction ------------------------------------------------------------------------------------
+
+    def _before(self, instruction: Instruction, step: int) -> None:
+        doing(f"step {step} {instruction.id}")
+        self._place.at(step, instruction.id)
+        if self.residency is not None:
+            self.residency.before(instruction)
+
+    def _after(self, instruction: Instruction, step: int, metrics: StepMetrics) -> None:
+        if self.residency is not None:
+            self.residency.after(instruction, step, metrics)
+
+    def _version(self, stage_id: str) -> int | None:
+        model = getattr(self._stages[stage_id].op, "model", None) if stage_id in self._stages else None
+        found = self._state.models.get(model) if model is not None else None
+        return None if found is None else found.version
+
+    def _drop(self, stage_id: str) -> None:
+        self._frame.drop(stage_id)
+
+    def _handle(
+        self, instruction: Instruction, whole: Sequence[Instruction], step: int, metrics: StepMetrics
+    ) -> int | None:
+        if whole is self._step and self._streams.takes_over(instruction):
+            return self._streamed(instruction, step, metrics)
+        return super()._handle(instruction, whole, step, metrics)
 
     # --- kinds -----------------------------------------------------------------------------------------------------
 
-    def _take(self, stage: Stage) -> int:
+    def _take(self, stage: Stage, step: int) -> int:
         op = stage.op
         assert isinstance(op, Take)
         state = self._state
@@ -159,6 +131,24 @@ class Interpreter:
         self._frame.put(self._stages[instruction.stage], samples)
         metrics.samples(samples, instruction.stage)
         return token_count(samples)
+
+    def _take_queue(self, instruction: TakeRows, metrics: StepMetrics) -> None:
+        depth = self._edges.take(instruction, self._frame)
+        if depth is not None:
+            metrics.mean(f"queue/{instruction.queue}/depth", [depth])
+
+    def _put_queue(self, instruction: PutRows) -> None:
+        self._edges.put(instruction, self._frame)
+
+    def _reshard(self, instruction: ReshardWeights, step: int, metrics: StepMetrics) -> None:
+        evaluation = bool(metrics.evaluation)
+        metrics.waited(self._state.receive(instruction.model, instruction.readers, step, evaluation))
+
+    def _run(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> int | None:
+        return self._call(RUN, stage, whole, step, metrics)
+
+    def _wait(self, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics) -> None:
+        self._call(WAIT, stage, whole, step, metrics)
 
     def _call(
         self, handlers: Handlers, stage: Stage, whole: Sequence[Instruction], step: int, metrics: StepMetrics
@@ -194,29 +184,9 @@ class Interpreter:
             )
         self.residency.move(instruction, step)
 
-    def _publish(self, model: str) -> None:
+    def _publish(self, model: str, step: int) -> None:
         self._state.publish(model)
+        self._streams.published(model, step)
 
-    def _version(self, stage_id: str) -> int | None:
-        model = getattr(self._stages[stage_id].op, "model", None) if stage_id in self._stages else None
-        found = self._state.models.get(model) if model is not None else None
-        return None if found is None else found.version
-
-
-def _last_readers(state: RankState) -> dict[str, list[str]]:
-    """Instruction to the values nobody reads after it."""
-    out: dict[str, list[str]] = {}
-    program = state.plan.program(state.pool)
-    for instructions in (program.step, *(e.instructions for e in program.evaluations)):
-        last: dict[str, str] = {}
-        for instruction in instructions:
-            if isinstance(instruction, RunStage):
-                for value in state.plan.stage(instruction.stage).inputs.values():
-                    last[value] = instruction.id
-            elif isinstance(instruction, PutRows):
-                last[instruction.stage] = last[rows_root(state.plan, instruction.stage)] = instruction.id
-            elif isinstance(instruction, TakeRows) and instruction.queue:
-                last[rows_root(state.plan, instruction.stage)] = instruction.id
-        for value, reader in last.items():
-            out.setdefault(reader, []).append(value)
-    return out
+    def _checkpoint(self, step: int) -> None:
+        self._save(step)

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from rlflow.backends.ray_runtime.decoder import Decoder
-from rlflow.backends.ray_runtime.engine import Enough
-from rlflow.backends.ray_runtime.engine_gate import ENOUGH, GO_ON, Gate
+from rlflow.backends.ray_runtime.engine_gate import ENOUGH, GIVE, GO_ON, Gate
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.randomness import uniforms
 from rlflow.backends.ray_runtime.replica import Replica
@@ -21,6 +20,8 @@ from rlflow.protocol.samples import Segment
 
 Resume: TypeAlias = Callable[[int], tuple[int, bool]]
 """Wait until a pause is over: the version of the weights from then on, and whether the cache is gone."""
+Look: TypeAlias = Callable[[np.ndarray], bool]
+"""Given bool [samples], which are complete: whether something is to happen at this token."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class Generation:
         gate: Gate,
         replica: Replica,
         resume: Resume,
-        enough: Enough | None = None,
+        enough: Look | None = None,
+        wanted: Look | None = None,
+        give: Callable[[], None] = lambda: None,
     ) -> None:
         samples = len(work.prompt)
         self.work = work
@@ -72,7 +75,7 @@ class Generation:
         self.logprobs = torch.zeros(samples, op.max_new, dtype=torch.float32)
         self.made = torch.zeros(samples, dtype=torch.int64)
         self.complete = np.zeros(samples, dtype=bool)
-        """Kept up to date where `enough` is given."""
+        """Kept up to date where `enough` or `wanted` is given."""
         self._versions: torch.Tensor | None = None
         """int64 [samples, max_new]; None while one version made everything"""
         self._first_version = version
@@ -85,7 +88,8 @@ class Generation:
         self._gate = gate
         self._replica = replica
         self._resume = resume
-        self._enough = enough
+        self._enough, self._wanted, self._give = enough, wanted, give
+        self._looks = enough is not None or wanted is not None
         without = loaded.ids_without_token
         never = torch.tensor(without, device=device) if without else None
         self._sampler = Sampler(op.temperature, op.top_p, op.top_k, never)
@@ -204,7 +208,7 @@ class Generation:
             if rooms is not None:
                 done |= rooms <= position + 1
             before, finished = finished, int(done.sum())
-            if self._enough is not None and finished > before:
+            if self._looks and finished > before:
                 self.complete[rows[done.cpu()].numpy()] = True
             last = position + 1 == room or finished == len(rows)
             compact = finished * compact_share >= len(rows)
@@ -235,12 +239,17 @@ class Generation:
 
     def _signal(self) -> int:
         signal = self._gate.signal
-        if not signal and self._enough is not None and self._replica.first and self._enough(self.complete):
+        if signal or not self._looks or not self._replica.first:
+            return signal
+        if self._enough is not None and self._enough(self.complete):
             return ENOUGH
-        return signal
+        return GIVE if self._wanted is not None and self._wanted(self.complete) else GO_ON
 
     def pause(self, signal: int) -> bool:
         """Do what a signal says. Whether what was prefilled is of no use any more: it is over, or the cache is gone."""
+        if signal == GIVE:
+            self._give()
+            return False
         if signal == ENOUGH or signal % 2:
             self.stopped = True
             return True

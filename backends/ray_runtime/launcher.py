@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,23 @@ from rlflow.backends.ray_runtime.accepted import refuse_unknown
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step, verify
 from rlflow.backends.ray_runtime.failures import actor_died, is_echo, is_late, root_cause, worker_died
 from rlflow.backends.ray_runtime.reports import StepReports, joined_facts
-from rlflow.backends.ray_runtime.restarts import DEFAULT_RESTARTS, Restart, Restarts, step_to_resume
+from rlflow.backends.ray_runtime.restarts import (
+    DEFAULT_RESTARTS,
+    Restart,
+    Restarts,
+    from_the_start,
+    step_to_resume,
+)
 from rlflow.backends.ray_runtime.saving.parts import clean
 from rlflow.backends.ray_runtime.session import PLACE_DEADLINE_S, Interrupts, ray_session, reserved
 from rlflow.backends.ray_runtime.start_ranks import Started, runnable_pools, start_ranks
 from rlflow.backends.ray_runtime.teardown import END_S, death_facts, ended_with, wait_until_gone
+from rlflow.backends.ray_runtime.virtual.crew import virtual_pools
+from rlflow.backends.ray_runtime.virtual.settings import VirtualSettings
+from rlflow.backends.ray_runtime.virtual.start import start_virtual
 from rlflow.backends.ray_runtime.watchdog import Watchdog, patient_instructions
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.plan import Plan
+from rlflow.plan import Plan, Pool
 
 LOAD_DEADLINE_S = 1800.0
 """For loading one part on all ranks."""
@@ -49,6 +59,8 @@ class RunSettings:
     """Ray cluster to join; None = RAY_ADDRESS, else a local one that ends with the run."""
     restarts: int = DEFAULT_RESTARTS
     """How often the run is started again after a process died; 0 = never."""
+    virtual: VirtualSettings | None = None
+    """Sleep instead of computing, on no device."""
 
 
 @dataclass(frozen=True)
@@ -90,28 +102,22 @@ class RunObserver:
 def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd:
     """Run the plan to its end or to the user's Ctrl-C. Raises RunFailure, KeyboardInterrupt on a second Ctrl-C."""
     refuse_unknown(plan)
-    pools = runnable_pools(plan)
+    pools = runnable_pools(plan) if settings.virtual is None else virtual_pools(plan)
     for folder in ("logs", "trace", "checkpoints"):
         (settings.run_dir / folder).mkdir(parents=True, exist_ok=True)
     checkpoints = settings.run_dir / "checkpoints"
     clean(checkpoints)
     if settings.resume and latest_step(checkpoints) is None:
-        raise RunFailure(
-            "RLF5010",
-            f"there is no checkpoint to resume from in `{settings.run_dir}`",
-            help=("start it anew in another run folder",),
-        )
+        observer.message(from_the_start(plan, observer.recorded(), settings.run_dir))
     resume_step = _step_to_resume(checkpoints, observer, plan) if settings.resume else None
     restarts = Restarts(settings.restarts)
     with (
         Interrupts() as interrupts,
-        ray_session(settings.address, sum(len(pool.ranks) for pool in pools), observer.phase),
+        ray_session(settings.address, _cpus(pools, settings), observer.phase),
     ):
         interrupts.install()
         while True:
-            observer.phase("placing the ranks")
-            with reserved(pools, RETURN_DEADLINE_S if restarts.number else None) as group:
-                started = start_ranks(plan, pools, group, settings)
+            with _started(plan, pools, settings, observer, bool(restarts.number)) as started:
                 watch = _Watch(started, settings, observer, interrupts, plan)
                 try:
                     with ended_with(started):
@@ -129,6 +135,25 @@ def run_plan(plan: Plan, settings: RunSettings, observer: RunObserver) -> RunEnd
             left = wait_until_gone(started)
             if left:
                 observer.message(f"still there after {END_S:g} s: {', '.join(f'{p.pid} on {p.host}' for p in left)}")
+
+
+def _cpus(pools: Sequence[Pool], settings: RunSettings) -> int:
+    """That a local Ray is told of at least."""
+    return settings.virtual.workers if settings.virtual is not None else sum(len(pool.ranks) for pool in pools)
+
+
+@contextlib.contextmanager
+def _started(
+    plan: Plan, pools: list[Pool], settings: RunSettings, observer: RunObserver, again: bool
+) -> Iterator[Started]:
+    """The actors of a try. Virtual ranks need no resources of their own. `again`: after a process was lost."""
+    if settings.virtual is not None:
+        observer.phase("starting the virtual ranks")
+        yield start_virtual(plan, pools, settings.virtual, settings)
+        return
+    observer.phase("placing the ranks")
+    with reserved(pools, RETURN_DEADLINE_S if again else None) as group:
+        yield start_ranks(plan, pools, group, settings)
 
 
 def _step_to_resume(checkpoints: Path, observer: RunObserver, plan: Plan) -> int | None:
@@ -167,7 +192,7 @@ class _Watch:
         self._settings = settings
         self._observer = observer
         self._interrupts = interrupts
-        self._reports_of = StepReports([rank.pool for rank in ranks if rank.rank == 0], len(ranks))
+        self._reports_of = StepReports([rank.pool for rank in ranks if rank.rank == 0], started.devices)
         self._end: dict[str, Any] = {"step": 0, "checkpoint": ""}
         self._asked = False
         self._streams: dict[Any, int] = {}

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlflow.backends.ray_runtime.batch import Batch
 from rlflow.backends.ray_runtime.idle import Idle, idle_of, queue_takes
 from rlflow.ir.ops import (
     Gae,
@@ -31,6 +30,9 @@ from rlflow.ir.ops import (
     Values,
 )
 from rlflow.plan import Instruction, Plan, PublishWeights, SaveCheckpoint, Stage
+
+if TYPE_CHECKING:
+    from rlflow.backends.ray_runtime.batch import Batch
 
 Weighted = tuple[float, float]
 """(sum, weight)"""

@@ -18,16 +18,13 @@ from rlflow.backends.ray_runtime.dist_queue.client import DistQueue
 from rlflow.backends.ray_runtime.dist_queue.columns import rows as rows_in
 from rlflow.backends.ray_runtime.dist_queue.edges import edge_of, readers_of
 from rlflow.backends.ray_runtime.dist_queue.rows import RowFacts
+from rlflow.backends.ray_runtime.row_stages import needs_rows, rows_root
 from rlflow.backends.ray_runtime.splitting import Layout, Split, layout_of, regrouped, split
-from rlflow.backends.ray_runtime.stages.call import ROW_PORTS, Frame
+from rlflow.backends.ray_runtime.stages.call import Frame
 from rlflow.backends.ray_runtime.wire import Message, joined, packed_message
 from rlflow.backends.ray_runtime.world import World
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.ir.ops import BestOf, BestWorst, Generate, MixedGroups, Take
-from rlflow.plan import Plan, PutRows, Queue, RunStage, TakeRows, WaitStage
-
-_ROWS = (Take, Generate, BestOf, BestWorst, MixedGroups)
-"""Stages that give rows; the others give a column of them."""
+from rlflow.plan import Plan, PutRows, Queue, TakeRows
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,8 @@ class Sent:
     layout: Layout | None
     """None for a column whose rows the reader has."""
     origin: list[Split] | None
-    """Of a column without its rows: how these were dealt out over the ranks that made it; None = they made the rows."""
+    """Of a column without its rows: how these were dealt out over the ranks that made it; None = they made the rows.
+    Only the first part of a batch says so: it is as long as there are ranks."""
     cursors: dict[str, int]
     """Rows taken from every data set when the part was put."""
 
@@ -75,8 +73,8 @@ class PoolEdges:
         layout = layout_of(value if isinstance(value, Batch) else rows) if isinstance(value, Batch) or alone else None  # type: ignore[arg-type]
         number = self._put[queue.id] = self._put.get(queue.id, -1) + 1
         origin = None if layout is not None else frame.splits.get(rows_root(self.plan, instruction.stage))
-        note = pickle.dumps(Sent(layout, origin, dict(self.cursors)))
         rank, parts = self.world.rank, self.world.size
+        note = pickle.dumps(Sent(layout, None if rank else origin, dict(self.cursors)))
         facts = RowFacts((number * parts + rank,), (number,), notes=(note,), spans=((0, message.rows),))
         return self._end(queue).put(f"rank {rank}", facts, message.columns)
 
@@ -187,28 +185,3 @@ class Rows:
     count: int
     share: Any
     there: bool
-
-
-def rows_root(plan: Plan, stage_id: str) -> str:
-    """The stage whose rows a stage's result belongs to: itself where it gives rows."""
-    stage = plan.stage(stage_id)
-    while not isinstance(stage.op, _ROWS):
-        stage = plan.stage(next(stage.inputs[port] for port in ROW_PORTS if port in stage.inputs))
-    return stage.id
-
-
-def needs_rows(plan: Plan, queue: Queue) -> bool:
-    """Whether the rows must travel with a column: its reader does not have them when it takes the column."""
-    root = rows_root(plan, queue.stage)
-    if root == queue.stage:
-        return False
-    program = plan.program(queue.target)
-    for instructions in (program.step, *(e.instructions for e in program.evaluations)):
-        if not any(isinstance(i, TakeRows) and i.queue == queue.id for i in instructions):
-            continue
-        for instruction in instructions:
-            if isinstance(instruction, TakeRows) and instruction.queue == queue.id:
-                return True
-            if isinstance(instruction, TakeRows | RunStage | WaitStage) and instruction.stage == root:
-                return False
-    return True

@@ -12,7 +12,7 @@ border between two tokens may take the other one. With float32 that is a share o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -28,6 +28,7 @@ from rlflow.backends.ray_runtime.decoder import make_decoder
 from rlflow.backends.ray_runtime.engine import (
     Enough,
     Generated,
+    Handover,
     Level,
     PauseMode,
     Residency,
@@ -263,6 +264,7 @@ class RolloutEngine:
         step: int,
         begun: Batch | None = None,
         enough: Enough | None = None,
+        handover: Handover | None = None,
     ) -> Generated:
         if op.environment is not None:
             raise RunFailure(
@@ -275,15 +277,26 @@ class RolloutEngine:
         _, own = own_samples(prompts, op.n)
         before = 0 if begun is None else begun.rows
         rows = np.concatenate([np.arange(before), before + np.arange(own.start, own.stop)]).astype(np.int64)
+        given = np.zeros(before + prompts.rows * op.n, dtype=bool)
+
+        def taken(which: np.ndarray) -> Batch:
+            return self._samples(prompts, op, run, which, None, begun).with_columns(step=run.work.step[which])
+
+        def give() -> None:
+            new = rows[run.complete[rows] & ~given[rows]]
+            given[new] = True
+            if handover is not None:
+                handover.take(taken(new))
+
         with self._call():
             work = self._work(prompts, op, step, begun)
-            run = self._generation(work, op, seed, None, enough)
+            run = self._generation(work, op, seed, None, enough, None if handover is None else handover.wanted, give)
             with torch.inference_mode():
                 run.run(rows[~run.complete[rows]], self._rows_at_once(work, op), _COMPACT_SHARE)
-        samples = self._samples(prompts, op, run, rows, None, begun)
+        rows = rows[~given[rows]]
+        samples = taken(rows)
         lengths, open_ = run.lengths()
         complete = (~open_ | (lengths == op.max_new))[torch.from_numpy(rows)].numpy()
-        samples = samples.with_columns(step=run.work.step[rows])
         return Generated(samples.select(np.nonzero(complete)[0]), samples.select(np.nonzero(~complete)[0]))
 
     @contextmanager
@@ -301,7 +314,14 @@ class RolloutEngine:
                 self._decoder.drop()
 
     def _generation(
-        self, work: Work, op: Generate, seed: int, version: int | None, enough: Enough | None = None
+        self,
+        work: Work,
+        op: Generate,
+        seed: int,
+        version: int | None,
+        enough: Enough | None = None,
+        wanted: Enough | None = None,
+        give: Callable[[], None] = lambda: None,
     ) -> Generation:
         return Generation(
             self._decoder,
@@ -316,6 +336,8 @@ class RolloutEngine:
             replica=self._replica,
             resume=self._resumed,
             enough=enough,
+            wanted=wanted,
+            give=give,
         )
 
     def _rows_at_once(self, work: Work, op: Generate) -> int:
@@ -364,7 +386,7 @@ class RolloutEngine:
         talks: Conversations | None,
         begun: Batch | None = None,
     ) -> Batch:
-        """The samples numbered `rows` as a batch; `group` counts those of `begun` first."""
+        """The samples numbered `rows`, in their order, as a batch; `group` counts those of `begun` first."""
         mine = torch.from_numpy(rows)
         tokens, logprobs = run.tokens[mine], run.logprobs[mine]
         if talks is None:
@@ -376,15 +398,16 @@ class RolloutEngine:
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         responses = Packed(tokens[kept], offsets)
         given: list[tuple[Segment, ...]] = [] if begun is None else begun.items("versions")
-        before, groups = len(given), np.zeros(0, dtype=np.int64)
-        new = rows[before:] - before
-        samples = prompts.select(new // op.n)
+        before = len(given)
+        old, new = rows[rows < before], rows[rows >= before] - before
+        samples, groups = prompts.select(new // op.n), new // op.n
         if begun is not None:
             numbers: dict[tuple[int, int], int] = {}
             pairs = zip(begun.array("uid").tolist(), begun.array("step").tolist(), strict=True)
-            groups = np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], dtype=np.int64)
-            old = Batch(before, {name: begun.columns[name] for name in prompts.columns})
-            samples = Batch.concat([old, replace(samples, share=None)])
+            of_begun = np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], dtype=np.int64)
+            groups = np.concatenate([of_begun[old], len(numbers) + groups])
+            carried = Batch(before, {name: begun.columns[name] for name in prompts.columns}).select(old)
+            samples = Batch.concat([carried, replace(samples, share=None)])
         if talks is not None:
             samples = samples.with_columns(
                 mask=Packed(talks.mask[mine][kept], offsets), turns=talks.turns[mine].numpy()
@@ -394,7 +417,7 @@ class RolloutEngine:
             for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
         ]
         return samples.with_columns(
-            group=np.concatenate([groups, len(set(groups.tolist())) + new // op.n]),
+            group=groups,
             sample=run.work.sample[rows],
             response_ids=responses,
             logprobs=Packed(logprobs[kept], offsets),

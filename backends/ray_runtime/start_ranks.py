@@ -26,6 +26,9 @@ from rlflow.plan import Plan, Pool, Queue, SaveCheckpoint
 _QUIET: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}
 """Of actors with calls in every step: Ray would keep 100,000 of them for its dashboard, some 2 kB each."""
 
+_MORE_CALLS = 1000
+"""Of a queue's actor at once, beside those of its ranks; Ray's own limit for everything."""
+
 
 class StartSettings(Protocol):
     """What starting needs of a run's settings."""
@@ -62,6 +65,10 @@ class Started:
     """By its name, everything between the pools that rows or samples pass."""
     control: Any
     """What the pools agree through; None for one pool."""
+    devices: int
+    """Of all pools."""
+    unwatched: tuple[Any, ...] = ()
+    """Further actors, which end with the run."""
 
     @property
     def actors(self) -> list[Any]:
@@ -70,7 +77,7 @@ class Started:
     @property
     def others(self) -> list[Any]:
         """The actors that are no ranks."""
-        return [*self.queues.values(), *([] if self.control is None else [self.control])]
+        return [*self.queues.values(), *([] if self.control is None else [self.control]), *self.unwatched]
 
 
 def runnable_pools(plan: Plan) -> list[Pool]:
@@ -90,14 +97,14 @@ def runnable_pools(plan: Plan) -> list[Pool]:
 def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartSettings) -> Started:
     """One actor per rank, pool after pool in rank order, and those that join the pools."""
     sizes = {pool.name: len(pool.ranks) for pool in pools}
-    queues = {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
+    queues = start_queues(plan, sizes)
     edges = {
-        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(spec, sizes[spec.source], plan.collective_timeout_s)
+        spec.stage: ray.remote(**_QUIET)(EdgeActor).remote(
+            spec, sizes[spec.source] // spec.together, plan.collective_timeout_s
+        )
         for spec in stream_specs(plan)
     }
-    control = None
-    if len(pools) > 1:
-        control = ray.remote(**_QUIET, concurrency_groups={"watch": 1})(RunControl).remote(max(_parts(plan), 1))
+    control = start_control(max(_parts(plan), 1)) if len(pools) > 1 else None
     threads = threads_of(sum(sizes.values()), os.environ)
     remote = ray.remote(concurrency_groups={"control": 1, "rewards": 1})(RankActor)
     ranks = []
@@ -126,12 +133,27 @@ def start_ranks(plan: Plan, pools: list[Pool], group: Reserved, settings: StartS
             actor = remote.options(**options).remote(rank_settings)
             identity = actor.identity.options(concurrency_group="control").remote()
             ranks.append(StartedRank(pool.name, place.rank, actor, identity))
-    named = {
+    samples = {f"samples of {stage}": actor for stage, actor in edges.items()}
+    return Started(ranks, named(queues) | samples, control, len(ranks))
+
+
+def start_control(parts: int) -> Any:
+    """The actor of what the pools agree on; `parts` of a checkpoint."""
+    return ray.remote(**_QUIET, concurrency_groups={"watch": 1})(RunControl).remote(parts)
+
+
+def start_queues(plan: Plan, sizes: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The actors of every queue, by its id; `sizes`: ranks of every pool."""
+    return {queue.id: _queue(plan, queue, sizes) for queue in plan.queues}
+
+
+def named(queues: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Every actor of the queues, by a name that people understand."""
+    return {
         name if len(actors) == 1 else f"{name}, part {number + 1}": actor
         for name, actors in queues.items()
         for number, actor in enumerate(actors)
     }
-    return Started(ranks, named | {f"samples of {stage}": actor for stage, actor in edges.items()}, control)
 
 
 def _parts(plan: Plan) -> int:
@@ -147,10 +169,12 @@ def threads_of(ranks: int, environment: Mapping[str, str]) -> int:
     return int(wanted) if wanted.isdigit() and int(wanted) else max(1, (os.cpu_count() or 1) // ranks)
 
 
-def _queue(plan: Plan, queue: Queue, sizes: dict[str, int]) -> list[Any]:
+def _queue(plan: Plan, queue: Queue, sizes: Mapping[str, int]) -> list[Any]:
     """The actors of one queue."""
     spec = edge_of(queue, sizes[queue.source], sizes[queue.target], plan.collective_timeout_s)
-    return start_queue(spec, **_QUIET)
+    # Every rank of the source may wait for room at once: readers must still get in.
+    calls = 2 * (len(spec.producers) + len(spec.consumers)) + _MORE_CALLS
+    return start_queue(spec, **_QUIET, max_concurrency=calls)
 
 
 def _environment(threads: int) -> dict[str, str]:

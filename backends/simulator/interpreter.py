@@ -12,7 +12,6 @@ from rlflow.backends.simulator.clock import Process, Signal, Time, Wait
 from rlflow.backends.simulator.interpreter_moves import starts_of
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.resources import transfer
-from rlflow.backends.simulator.run_durations import CHECKPOINT
 from rlflow.backends.simulator.run_migration import begins_early
 from rlflow.ir.flow import STEP, reads_model
 from rlflow.ir.ops import Generate, Join, Score, Train
@@ -29,6 +28,7 @@ from rlflow.plan import (
     TakeRows,
     WaitStage,
 )
+from rlflow.stage_times import CHECKPOINT
 
 _Timed = Generator[Time | Wait, None, Time]
 """A process that returns a time."""

@@ -13,11 +13,11 @@ from rlflow.backends.simulator.interpreter_queues import BatchQueue
 from rlflow.backends.simulator.interpreter_weights import WeightBook
 from rlflow.backends.simulator.resources import PoolLinks, Workers
 from rlflow.backends.simulator.run_calls import Calls
-from rlflow.backends.simulator.run_durations import Durations
 from rlflow.backends.simulator.run_filters import Filter
 from rlflow.ir.flow import STEP, reads_model
 from rlflow.ir.ops import Score
 from rlflow.plan import Instruction, Plan, PublishWeights, RunStage, Stage, TakeRows, WaitStage
+from rlflow.stage_times import Durations
 
 
 class Server(Protocol):

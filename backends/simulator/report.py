@@ -11,9 +11,9 @@ from typing import Any
 from rlflow.backends.simulator.clock import Time
 from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.run_calls import Calls
-from rlflow.backends.simulator.run_durations import uncounted
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import Filter
+from rlflow.stage_times import uncounted
 
 MOVES = frozenset({"reshard", "offload", "onload", "drop", "save"})
 

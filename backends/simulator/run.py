@@ -13,19 +13,19 @@ from rlflow.backends.simulator.interpreter_world import World
 from rlflow.backends.simulator.report import Result, result_of
 from rlflow.backends.simulator.run_blocks import BlockServer
 from rlflow.backends.simulator.run_calls import calls_of
-from rlflow.backends.simulator.run_durations import CHECKPOINT, Draw, durations_of
 from rlflow.backends.simulator.run_engines import EngineServer
 from rlflow.backends.simulator.run_filters import filters_of
-from rlflow.backends.simulator.run_lengths import lengths_of
 from rlflow.backends.simulator.run_migration import Migration, migrations_of
-from rlflow.backends.simulator.run_rows import rows_of
 from rlflow.backends.simulator.run_turns import Turns, turns_of
+from rlflow.cost.assumed_lengths import assumed_lengths, lengths_of
 from rlflow.diagnostics import RunFailure
 from rlflow.ir.flow import STEP
 from rlflow.ir.ops import Generate
 from rlflow.plan import Plan, SaveCheckpoint, Stage, StaleReader
 from rlflow.protocol.controller import Controller
 from rlflow.protocol.stale_settings import settings_of
+from rlflow.stage_rows import rows_of
+from rlflow.stage_times import CHECKPOINT, Draw, durations_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _serve(world: World, stage: Stage, options: Options, turns: Turns | None, mi
     if engine:
         assert facts is not None
         assert options.seed is not None
-        lengths = lengths_of(facts, options.seed, stage.id)
+        lengths = lengths_of(assumed_lengths(facts), options.seed, stage.id)
         world.servers[stage.id] = EngineServer(world, edge, facts, lengths, options.headroom, turns, migration)
     else:
         world.servers[stage.id] = BlockServer(world, edge, turns)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-from rlflow.backends.simulator.run_rows import rows_of
-from rlflow.backends.simulator.sampling import chance
+from rlflow.cost.draws import chance
 from rlflow.diagnostics import RunFailure, did_you_mean
 from rlflow.ir.ops import Score
 from rlflow.plan import Plan
+from rlflow.stage_rows import rows_of
 
 
 @dataclass(slots=True, eq=False)

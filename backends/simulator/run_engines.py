@@ -18,9 +18,9 @@ from rlflow.backends.simulator.engine_messages import EngineEvent, Request, Segm
 from rlflow.backends.simulator.engine_settings import Band, BandedStep, EngineSettings, PrefillCost
 from rlflow.backends.simulator.interpreter_edges import Edge
 from rlflow.backends.simulator.interpreter_world import World
-from rlflow.backends.simulator.run_lengths import assumed_lengths
 from rlflow.backends.simulator.run_migration import Migration, kept
 from rlflow.backends.simulator.run_turns import Turns
+from rlflow.cost.assumed_lengths import assumed_lengths
 from rlflow.cost.occupancy import headroom
 from rlflow.plan_decisions import EngineEstimate
 from rlflow.protocol.ledger import Place

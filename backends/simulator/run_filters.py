@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlflow.backends.simulator.sampling import chance
+from rlflow.cost.draws import chance
 from rlflow.diagnostics import RunFailure, did_you_mean
 from rlflow.ir.ops import Generate, MixedGroups, Take
 from rlflow.plan import Plan, Stage

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 
 from rlflow.backends.simulator.clock import Time
-from rlflow.backends.simulator.sampling import chance
+from rlflow.cost.draws import chance
 from rlflow.diagnostics import RunFailure, did_you_mean
 from rlflow.ir.ops import Generate
 from rlflow.plan import Plan

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
+from rlflow.cost.assumed_lengths import stated_lengths
 from rlflow.cost.components import FULL, MIXED, Precision
 from rlflow.cost.dimensions import Dimensions, dimensions
 from rlflow.cost.errors import CostError
-from rlflow.cost.lengths import Fixed, Lognormal
+from rlflow.cost.lengths import Fixed
 from rlflow.cost.machine import Machine, machine
 from rlflow.cost.roles import stage_cost
 from rlflow.cost.stages import ComputeOptions, EngineOptions, Role, StageCost, Workload
@@ -154,12 +155,10 @@ def _of_adapters(cost: StageCost, parameters: int, layout: Layout) -> StageCost:
 def workload(work: Work) -> Workload:
     """The batch with the lengths that are stated or assumed: prompts of one length, responses lognormal and cut off at
     max_new."""
-    spread = work.max_new > 4 and work.mean_new < work.max_new
-    response = Lognormal.of_mean(work.mean_new, work.max_new) if spread else Fixed(work.max_new)
     return Workload(
         prompts=work.prompts,
         prompt=Fixed(work.prompt_tokens),
-        response=response,
+        response=stated_lengths(work.mean_new, work.max_new),
         samples=work.samples,
         microbatch_tokens=work.microbatch_tokens,
         minibatch=work.minibatch,

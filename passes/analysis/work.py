@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlflow.cost.assumed_lengths import PROMPT_TOKENS, assumed_mean
 from rlflow.ir.flow import EdgeKind, Flow, Node
 from rlflow.ir.ops import Generate, Logprobs, ModelScore, Take, Train, Values
 from rlflow.ir.typesystem import RowsType
 from rlflow.values import dataclass
 
-PROMPT_TOKENS = 256
-"""Assumed length of a prompt where its data do not say (`prompt_tokens`), and the context leaves room for it."""
-MEAN_SHARE = 0.25
-"""Assumed mean of a response as a share of `max_new`, where its stage does not say (`mean_new`)."""
 DEFAULT_MICROBATCH_TOKENS = 16384
 
 
@@ -58,7 +55,7 @@ def work_of(flow: Flow, node: Node, context_tokens: int | None) -> Work | None:
     group = source.op.n if count % source.op.n == 0 else 1
     prompt, max_new = _prompt_tokens(flow, source), source.op.max_new
     room = prompt if context_tokens is None else max(1, min(prompt, context_tokens - max_new))
-    mean = max(1.0, max_new * MEAN_SHARE) if source.op.mean_new is None else float(source.op.mean_new)
+    mean = assumed_mean(source.op.mean_new, max_new)
     found = Work(count // group, group, room, max_new, mean)
     if isinstance(node.op, Train):
         op = node.op

@@ -202,7 +202,7 @@ def _study(plan: Plan, asked: Asked, seeds: int, failures: Failures | None) -> S
     from rlflow.backends.simulator.failures import forecast
     from rlflow.backends.simulator.report_study import Study
     from rlflow.backends.simulator.run import seeds_of, simulate, simulate_seeds
-    from rlflow.backends.simulator.run_durations import CHECKPOINT
+    from rlflow.stage_times import CHECKPOINT
 
     results = simulate_seeds(plan, asked, seeds)
     if seeds and not results[0].sampled:

@@ -103,6 +103,8 @@ CODES: Final[dict[str, str]] = {
     "RLF5045": "damaged-checkpoint",
     "RLF5046": "other-checkpoint",
     "RLF5050": "rank-hangs",
+    "RLF5057": "sleeps-too-short",
+    "RLF5058": "rows-not-as-put",
     "RLF5060": "unknown-log-target",
     "RLF5061": "log-target-not-installed",
     "RLF5062": "log-target-failed",
@@ -115,7 +117,19 @@ CODES: Final[dict[str, str]] = {
 }
 
 WARNINGS: Final[frozenset[str]] = frozenset(
-    {"RLF0006", "RLF0007", "RLF1013", "RLF1017", "RLF1020", "RLF2007", "RLF2021", "RLF3005", "RLF3006", "RLF4007"}
+    {
+        "RLF0006",
+        "RLF0007",
+        "RLF1013",
+        "RLF1017",
+        "RLF1020",
+        "RLF2007",
+        "RLF2021",
+        "RLF3005",
+        "RLF3006",
+        "RLF4007",
+        "RLF5057",
+    }
 )
 """Codes that are warnings; all others are errors."""
 

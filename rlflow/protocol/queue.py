@@ -52,6 +52,7 @@ class QueueState:
         self._seen_rows = IdSet()
         self._seen_groups = IdSet()
         self._next_number = 0
+        self._begun = 0
 
     # --- producers ----------------------------------------------------------------------------------------------------
 
@@ -83,6 +84,7 @@ class QueueState:
         new = sum(id not in self._groups for id in adds)
         if self.room is not None and new * self.group > self.room:
             return False
+        self._begun += new
         for row, id in rows:
             self._seen_rows.add(row)
             self._seen_groups.add(id)
@@ -224,6 +226,12 @@ class QueueState:
     def knows(self, row: int) -> bool:
         """Whether the row is or was in the queue."""
         return row in self._seen_rows
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Groups that have begun and groups that were complete, since the start. A put that leaves both as they are
+        changes nothing for others."""
+        return self._begun, self._next_number
 
     def has(self, group: int) -> bool:
         """Whether the group holds places now."""

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fault_trials import TIMES
+
 FLOW = """\
 flow sums(group = 4) {
   data   questions = jsonl("data.jsonl", prompt = "question", answer = "answer")
@@ -58,8 +60,7 @@ def score(prompt, response, answer):
 
 def deterministic(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, float]]]:
     """Metrics that do not depend on the clock."""
-    timing = ("timing_s/", "perf/throughput", "perf/time_per_step", "pool/", "rank/", "queue/")
-    return [(row["step"], {k: v for k, v in row["data"].items() if not k.startswith(timing)}) for row in rows]
+    return [(row["step"], {k: v for k, v in row["data"].items() if not k.startswith(TIMES)}) for row in rows]
 
 
 def training(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -166,7 +166,7 @@ def test_resuming_a_finished_run_changes_nothing(full_run: Any, project: Any) ->
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("none", "there is no checkpoint to resume from"),
+        ("none", "no checkpoint to resume from in .*: 4 steps are done, and the first was due after step 2"),
         ("pointer", "names the checkpoint `7`, which is not there or not whole"),
     ],
 )
@@ -182,6 +182,18 @@ def test_no_checkpoint(project: Any, full_run: Any, damage: str, message: str) -
         project.run("run", resume=True)
     assert failure.value.code == "RLF5010"
     assert len((folder / "metrics.jsonl").read_text("utf-8").splitlines()) == 7  # nothing is lost
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(project: Any, full_run: Any) -> None:
+    folder = project.root / "run"
+    shutil.copytree(full_run.folder, folder)
+    shutil.rmtree(folder / "checkpoints")
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(row for row in lines if json.loads(row)["step"] <= 1), "utf-8")
+    run = project.run("run", resume=True)
+    assert run.metrics == full_run.metrics
+    assert same_weights(run.weights(4), full_run.weights(4))
+    assert [e["step"] for e in run.events() if e["stage"] == "samples"] == [1, 2, 3, 4]
 
 
 def test_half_a_checkpoint(project: Any, full_run: Any, capsys: pytest.CaptureFixture[str]) -> None:

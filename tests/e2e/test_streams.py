@@ -17,7 +17,7 @@ SCHEDULE = """
 schedule sums on four {{
   pool rollout = {ranks} devices
   pool learner = 1 devices
-  place actor.generate on rollout
+  place actor.generate on rollout{layout}
   place actor.train, reference on learner
   {body}
 }}
@@ -26,12 +26,12 @@ TRIGGER = "staleness actor = 1 step\n  trigger samples at 75%, carry partial"
 GROUP = 4
 
 
-def prepared(project: Any, body: str, ranks: int = 1, saves: str = "save every 2 steps") -> Any:
+def prepared(project: Any, body: str, ranks: int = 1, tp: int = 1, saves: str = "save every 2 steps") -> Any:
     """Batches of 8 prompts whose responses end at very different lengths."""
     project.edit("max_new = 3 tokens)\n    ref", "max_new = 40 tokens)\n    ref")
     project.edit("take(4 prompts)", "take(8 prompts)")
     project.edit("save every 2 steps", f"allow actor staleness <= 2 steps with truncated_is(2.0)\n  {saves}")
-    text = SCHEDULE.format(body=body, ranks=ranks) + CLUSTER
+    text = SCHEDULE.format(body=body, ranks=ranks, layout=f" with tp = {tp}" if tp > 1 else "") + CLUSTER
     project.flow.write_text(project.flow.read_text("utf-8") + text, "utf-8")
     return project
 
@@ -48,17 +48,18 @@ def trained_samples(run: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("body", "ranks"),
+    ("body", "ranks", "tp"),
     [
-        (TRIGGER, 2),
-        ("staleness actor = 1 step, admit slack_edf", 1),
-        ("staleness actor = 1 step, admit evict", 1),
+        (TRIGGER, 2, 1),
+        (TRIGGER, 2, 2),
+        ("staleness actor = 1 step, admit slack_edf", 1, 1),
+        ("staleness actor = 1 step, admit evict", 1, 1),
     ],
-    ids=["trigger", "slack_edf", "evict"],
+    ids=["trigger", "trigger with tensor parallelism", "slack_edf", "evict"],
 )
-def test_samples_are_admitted_by_the_rule_and_trained_on_once(project: Any, body: str, ranks: int) -> None:
+def test_samples_are_admitted_by_the_rule_and_trained_on_once(project: Any, body: str, ranks: int, tp: int) -> None:
     """Ages are checked in every training (RLF5040); evaluations, of the weights of their steps, lie in between."""
-    run = prepared(project, body, ranks).run("run", steps=5)
+    run = prepared(project, body, ranks, tp).run("run", steps=5)
     assert run.trained_steps == [1, 2, 3, 4, 5]
     assert [row["step"] for row in run.rows if any(key.startswith("val/") for key in row["data"])] == [0, 2, 4, 5]
     cursor = edges(run.folder, 5)
@@ -71,16 +72,19 @@ def test_samples_are_admitted_by_the_rule_and_trained_on_once(project: Any, body
     assert set(cursor["ends"]) <= {"trained", "too old"}
 
 
-def test_bursts_in_order_train_every_prompt_in_its_step(project: Any) -> None:
-    """Whole batches, in the order of the data; which of two versions made a sample depends on the clock."""
-    run = prepared(project, "staleness actor = 2 steps, burst = 2 steps").run("run", steps=5)
-    assert run.trained_steps == [1, 2, 3, 4, 5]
-    cursor = edges(run.folder, 5)
+def test_bursts_in_order_are_the_same_every_time(project: Any) -> None:
+    """Whole batches in the order of the data, each made by one version, however the replicas' samples end."""
+    prepared(project, "staleness actor = 2 steps, burst = 2 steps", 2)
+    runs = [project.run(f"run{number}", steps=5) for number in (1, 2)]
+    assert runs[0].trained_steps == [1, 2, 3, 4, 5]
+    cursor = edges(runs[0].folder, 5)
     assert cursor["ends"] == {"trained": 5 * 8}
     assert cursor["ended"] == [[0, 40]]
-    ages = [row["data"]["age/samples/max"] for row in run.rows if "age/samples/max" in row["data"]]
-    assert len(ages) == 5
-    assert max(ages) <= 2
+    ages = [row["data"]["age/samples/max"] for row in runs[0].rows if "age/samples/max" in row["data"]]
+    assert ages == [0, 1, 2, 1, 2], "the first window has three batches, and a burst two"
+    assert runs[1].metrics == runs[0].metrics
+    final = [(run.checkpoint(5) / "actor" / "model.safetensors").read_bytes() for run in runs]
+    assert final[0] == final[1]
 
 
 def test_a_resumed_run_trains_every_prompt_once(project: Any) -> None:

@@ -43,12 +43,19 @@ class DistQueue:
 
     def put(self, producer: str, facts: RowFacts, fields: Mapping[str, Field]) -> int:
         """Add rows; waits for room. Bytes that travelled."""
-        self._fit(facts, fields)
-        pieces = pieces_of(self.spec, fields)
-        self._all(
-            [self._actors[shard].put.remote(producer, part, pieces) for shard, part in split_rows(self.spec, facts)]
-        )
-        return sum(piece.nbytes for piece in pieces)
+        return self.put_each([(producer, facts, fields)])
+
+    def put_each(self, parts: Sequence[tuple[str, RowFacts, Mapping[str, Field]]]) -> int:
+        """Add the rows of several producers that this process stands for; none waits for another's answer."""
+        calls, sent = [], 0
+        for producer, facts, fields in parts:
+            self._fit(facts, fields)
+            pieces = pieces_of(self.spec, fields)
+            sent += sum(piece.nbytes for piece in pieces)
+            for shard, part in split_rows(self.spec, facts):
+                calls.append(self._actors[shard].put.remote(producer, part, pieces))
+        self._all(calls)
+        return sent
 
     def put_fields(self, facts: RowFacts, fields: Mapping[str, Field]) -> int:
         """Further fields of rows that are in the queue; of `facts` the ids and groups count. Rows that were there."""
@@ -89,6 +96,14 @@ class DistQueue:
         if isinstance(found, Refused):
             raise self._refused(found)
         return self._reading(found)
+
+    def take_each(self, consumers: Sequence[str], count: int) -> list[Reading]:
+        """So many rows for each of several consumers that this process stands for."""
+        if len(self._actors) > 1:
+            return [self.take(consumer, count) for consumer in consumers]
+        (actor,) = self._actors
+        answers = self._all([actor.take.remote(consumer, count, count, "") for consumer in consumers])
+        return [self._reading([given]) for given in answers]
 
     def take_groups(self, consumer: str, groups: Sequence[int], reader: str = "") -> Reading:
         """Exactly these groups, in this order; waits until they are ready."""
@@ -140,9 +155,10 @@ class DistQueue:
 
     def _fetch(self, pieces: list[Piece]) -> list[dict[str, Sent]]:
         """The columns of all pieces; RLF5064 where the process that put one has died."""
+        pieces = self._brought(pieces)
         stored = [piece.data[0] for piece in pieces if piece.stored]
         try:
-            found = iter(ray.get(stored, timeout=self.spec.deadline_s))
+            found = iter(ray.get(stored, timeout=self.spec.deadline_s) if stored else ())
         except ray.exceptions.GetTimeoutError:
             raise self._late(f"{len(stored)} objects did not come out of the object store") from None
         except (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError) as error:
@@ -153,6 +169,22 @@ class DistQueue:
                 help=("the process that made them has died: go on from the last checkpoint",),
             ) from None
         return [next(found) if piece.stored else piece.data for piece in pieces]
+
+    def _brought(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces with those that the actors have kept, in the same order."""
+        places: dict[int, list[tuple[int, int, int]]] = {}
+        for piece in pieces:
+            if piece.at is not None:
+                places.setdefault(self.spec.shard_of(piece.at[0]), []).append(piece.at)
+        if not places:
+            return pieces
+        answers = self._all([self._actors[shard].pieces.remote(asked) for shard, asked in places.items()])
+        found = {
+            at: one
+            for asked, own in zip(places.values(), answers, strict=True)
+            for at, one in zip(asked, own, strict=True)
+        }
+        return [piece if piece.at is None else found[piece.at] for piece in pieces]
 
     def _all(self, calls: list[Any]) -> list[Any]:
         """The answers of some calls, and of those before that nobody waited for."""

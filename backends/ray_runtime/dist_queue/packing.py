@@ -16,9 +16,10 @@ INLINE_BYTES = 32 * 1024
 
 def pieces_of(spec: EdgeSpec, fields: Mapping[str, Field]) -> list[Piece]:
     """The pieces of some rows; what no consumer reads does not travel. Large ones are put into the object store."""
-    together: dict[tuple[str, ...], dict[str, Sent]] = {}
+    together: dict[tuple[tuple[str, ...] | None, ...], dict[str, Sent]] = {}
+    wanted = tuple(dict.fromkeys(spec.consumers.values()))  # a consumer a rank, and mostly they read the same
     for name, column in fields.items():
-        readers = tuple(consumer for consumer in spec.consumers if spec.reads(consumer, name))
+        readers = tuple(names for names in wanted if names is None or name in names)
         if readers:
             together.setdefault(readers, {})[name] = sent(column)
     pieces = []

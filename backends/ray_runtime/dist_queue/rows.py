@@ -107,8 +107,11 @@ class Piece:
     kinds: tuple[str, ...]
     """Of each field, as `columns.kind` says."""
     data: Any
-    """Packed columns by name; or, as the only element of a list, the reference to them in the object store."""
+    """Packed columns by name; or, as the only element of a list, the reference to them in the object store; None where
+    `at` says where they are."""
     nbytes: int
+    at: tuple[int, int, int] | None = None
+    """Where the queue keeps it, to be asked for: a group of it, what was put at one time, place in it."""
 
     @property
     def stored(self) -> bool:

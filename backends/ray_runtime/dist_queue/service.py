@@ -44,13 +44,13 @@ class QueueService:
         failed: dict[int, ProtocolError] = {}
 
         def entered() -> bool:
-            before = len(ticket.waiting)
+            before = self.table.state.steps
             try:
                 self.table.enter(ticket, begin=self._puts[0] is ticket)
             except ProtocolError as error:
                 failed[0] = error
-            if len(ticket.waiting) < before:
-                self._change()
+            if self.table.state.steps != before:
+                self._change()  # for a part of a group that has begun and is not whole nobody waits
             return bool(failed) or not ticket.waiting
 
         in_time = await self._until(entered)
@@ -103,6 +103,13 @@ class QueueService:
             return self.table.take_groups(consumer, groups, reader=reader)
 
         return await self._take(consumer, attempt, len(groups) * self.table.spec.group, True, ordered=False)
+
+    async def pieces(self, places: Sequence[tuple[int, int, int]]) -> Refused | list[Piece]:
+        """What a take has left in the queue, at `Piece.at`."""
+        try:
+            return self.table.pieces(places)
+        except ProtocolError as error:
+            return Refused("misuse", str(error))
 
     async def done(self, consumer: str, groups: Sequence[int]) -> Refused | None:
         """The consumer has copied them."""

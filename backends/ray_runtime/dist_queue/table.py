@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from rlflow.backends.ray_runtime.dist_queue.rows import EdgeSpec, Given, Lane, P
 from rlflow.protocol.errors import ProtocolError
 from rlflow.protocol.queue import QueueState
 from rlflow.protocol.queue_entries import Status, Taken
+
+FEW = 16
+"""Pieces that an answer holds with their contents. Of more, where several consumers share the rows of many producers,
+everybody asks for those that it needs: else all contents would go to everybody."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,10 @@ class Chunk:
     left: dict[str, int]
     """Consumer to the rows that it has not read."""
     fields: frozenset[str]
+    lacking: list[int]
+    """For every piece the consumers that read it and have not read all rows."""
+    waiting: int
+    """Consumers that have not read all rows."""
 
 
 @dataclass(slots=True)
@@ -68,6 +76,8 @@ class QueueTable:
         self._chunks: dict[int, Chunk] = {}
         self._next_chunk = 0
         self._kinds: dict[str, str] = {}
+        self._last_given: tuple[object, Given] | None = None
+        """The answer to the last take of many pieces, which the next consumer gets too."""
 
     # --- producers ---------------------------------------------------------------------------------------------------
 
@@ -157,6 +167,7 @@ class QueueTable:
             if double := has.intersection(fields):
                 raise ProtocolError(f"row {row.id} has `{min(double)}` already")
         self.state.arrive(counts, fields)
+        self._last_given = None
         left = dict.fromkeys(self.spec.consumers, 0)
         for group, count in counts.items():
             for consumer in self.state.waiting(group):
@@ -177,6 +188,17 @@ class QueueTable:
         """Exactly these groups, which are ready: what a consumption rule decided."""
         depth = self.depth
         return self._given(consumer, self.state.take_groups(consumer, groups, reader=reader), depth)
+
+    def pieces(self, places: Sequence[tuple[int, int, int]]) -> list[Piece]:
+        """Those at `Piece.at`. ProtocolError for one that all have read."""
+        found = []
+        for group, number, place in places:
+            chunk = self._chunks.get(number)
+            piece = None if chunk is None else chunk.pieces[place]
+            if piece is None:
+                raise ProtocolError(f"rows of group {group} are asked for after they were done")
+            found.append(piece)
+        return found
 
     def done(self, consumer: str, groups: Iterable[int]) -> tuple[int, ...]:
         """The consumer has copied what it took. Rows that have left the queue."""
@@ -244,8 +266,11 @@ class QueueTable:
 
     def _keep(self, pieces: Sequence[Piece], fields: Iterable[str], left: dict[str, int]) -> int:
         number, self._next_chunk = self._next_chunk, self._next_chunk + 1
-        self._chunks[number] = Chunk(list(pieces), left, frozenset(fields))
-        self._drop_read(number)
+        lacking = [consumer for consumer, count in left.items() if count]
+        readers = [sum(self._is_read(piece, consumer) for consumer in lacking) for piece in pieces]
+        if lacking:
+            kept = [piece if count else None for piece, count in zip(pieces, readers, strict=True)]
+            self._chunks[number] = Chunk(kept, left, frozenset(fields), readers, len(lacking))
         return number
 
     def _read(self, number: int, counts: dict[str, int]) -> None:
@@ -254,21 +279,25 @@ class QueueTable:
         if chunk is None:
             return
         for consumer, count in counts.items():
-            chunk.left[consumer] -= count
-        if any(chunk.left[consumer] == 0 for consumer in counts):
-            self._drop_read(number)
-
-    def _drop_read(self, number: int) -> None:
-        """Let the pieces of a chunk go that nobody needs any more, and the chunk after the last."""
-        chunk = self._chunks[number]
-        for place, piece in enumerate(chunk.pieces):
-            if piece is None:
+            if not count:
                 continue
-            readers = [c for c in self.spec.consumers if any(self.spec.reads(c, name) for name in piece.fields)]
-            if not any(chunk.left[consumer] for consumer in readers):
-                chunk.pieces[place] = None
-        if not any(chunk.left.values()):
+            chunk.left[consumer] -= count
+            if not chunk.left[consumer]:
+                self._read_whole(chunk, consumer)
+        if not chunk.waiting:
             del self._chunks[number]
+
+    def _read_whole(self, chunk: Chunk, consumer: str) -> None:
+        """The consumer needs nothing of it any more: let the pieces go that it was the last to read."""
+        chunk.waiting -= 1
+        for place, piece in enumerate(chunk.pieces):
+            if piece is not None and self._is_read(piece, consumer):
+                chunk.lacking[place] -= 1
+                if not chunk.lacking[place]:
+                    chunk.pieces[place] = None
+
+    def _is_read(self, piece: Piece, consumer: str) -> bool:
+        return any(self.spec.reads(consumer, name) for name in piece.fields)
 
     def _forget(self, rows: Iterable[int]) -> None:
         for id in rows:
@@ -286,6 +315,15 @@ class QueueTable:
         """The rows of the groups with where the fields lie that the consumer reads."""
         if taken.status is not Status.ROWS:
             return Given(taken.status, depth=depth)
+        asked = (taken.groups, self.spec.consumers[consumer])
+        if self._last_given is not None and self._last_given[0] == asked:
+            return replace(self._last_given[1], depth=depth)
+        found = self._found(consumer, taken, depth)
+        if any(piece.at is not None for piece in found.pieces):
+            self._last_given = (asked, found)
+        return found
+
+    def _found(self, consumer: str, taken: Taken, depth: int) -> Given:
         rows = [self._rows[id] for group in taken.groups for id in sorted(self._members[group])]
         late = self.spec.consumers[consumer] is not None
         pieces: list[Piece] = []
@@ -297,13 +335,15 @@ class QueueTable:
             for chunk, low, high in row.places if late else row.places[:1]:
                 if chunk not in number_of:
                     number_of[chunk] = len(sources)
-                    sources.append(self._source(consumer, chunk, pieces))
+                    sources.append(self._source(consumer, chunk, row.group, pieces))
                     names.append(tuple(sources[-1]))
                 number = number_of[chunk]
                 if names[number]:
                     lanes.setdefault(names[number], []).append((number, low, high))
         if any(len(runs) != len(rows) for runs in lanes.values()):
             lanes = self._lane_per_field(rows, number_of, sources)
+        if len(pieces) <= FEW or len(self.spec.consumers) == 1:
+            pieces = self.pieces([piece.at for piece in pieces if piece.at is not None])
         return Given(
             taken.status,
             taken.groups,
@@ -325,17 +365,18 @@ class QueueTable:
                     lanes.setdefault((name,), []).append((number_of[chunk], low, high))
         return {fields: runs for fields, runs in lanes.items() if len(runs) == len(rows)}
 
-    def _source(self, consumer: str, number: int, pieces: list[Piece]) -> dict[str, int]:
-        """The fields of a chunk that the consumer reads, with their pieces, which are added to `pieces`."""
+    def _source(self, consumer: str, number: int, group: int, pieces: list[Piece]) -> dict[str, int]:
+        """The fields of a chunk that the consumer reads, with their pieces, which are added to `pieces` without their
+        contents."""
         chunk = self._chunks.get(number)
         found: dict[str, int] = {}
-        for piece in () if chunk is None else chunk.pieces:
+        for place, piece in enumerate(() if chunk is None else chunk.pieces):
             if piece is None:
                 continue
             wanted = [name for name in piece.fields if self.spec.reads(consumer, name)]
             if wanted:
                 found |= dict.fromkeys(wanted, len(pieces))
-                pieces.append(piece)
+                pieces.append(replace(piece, data=None, at=(group, number, place)))
         return found
 
 

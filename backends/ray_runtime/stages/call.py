@@ -14,15 +14,13 @@ from rlflow.backends.ray_runtime.algorithms.moments import Moments
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.measure import StepMetrics
 from rlflow.backends.ray_runtime.reward_worker import Handle
+from rlflow.backends.ray_runtime.row_stages import ROW_PORTS
 from rlflow.backends.ray_runtime.splitting import Split
 from rlflow.backends.ray_runtime.state import ModelState, RankState
 from rlflow.plan import Stage
 
 Value = Batch | np.ndarray | Packed | Handle | None
 """Rows, a column with one number per row, one with one number per response token, a reward being computed."""
-
-ROW_PORTS = ("samples", "rows", "prompts", "scores", "rewards", "values", "c0")
-"""Ports in the order in which they say which rows a stage's result belongs to."""
 
 
 @dataclass

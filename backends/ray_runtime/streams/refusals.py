@@ -52,10 +52,9 @@ def _refuse_stage(stage: Stage, stale: StaleReader, asked: str) -> None:
             "`admit in_order` without a trigger",
         )
     layout = stage.layout
-    together = 1 if layout is None else max(layout.tp * layout.pp * layout.cp, layout.ep)
-    if together > 1:
+    if layout is not None and max(layout.pp * layout.cp, layout.ep) > 1:
         raise _refused(
-            f"`{stage.id}` runs on {together} devices together, and the plan {asked}", stage.id, "place it with tp = 1"
+            f"`{stage.id}` is placed with pp, cp or ep, and the plan {asked}", stage.id, "place it with tp alone"
         )
 
 

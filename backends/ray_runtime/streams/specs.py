@@ -26,6 +26,8 @@ class StreamSpec:
     settings: Settings
     worst_age: int | None
     """steps; None = no sample has a bound"""
+    together: int
+    """Ranks that hold the model together (tensor parallelism) and sample as one replica; they follow one another."""
 
     @property
     def drains(self) -> bool:
@@ -60,4 +62,7 @@ def _spec(plan: Plan, model: str, stale: StaleReader) -> StreamSpec:
     assert take.op.count is not None
     trainer = next(s for s in plan.stages if isinstance(s.op, Train) and s.op.model == model)
     settings = settings_of(stale, take.op.count * stage.op.n, stage.op.n)
-    return StreamSpec(stage.id, take.id, take.op.data, model, stage.pool, trainer.pool, settings, stale.worst_age)
+    together = stage.layout.tp if stage.layout is not None else 1
+    return StreamSpec(
+        stage.id, take.id, take.op.data, model, stage.pool, trainer.pool, settings, stale.worst_age, together
+    )

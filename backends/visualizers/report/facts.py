@@ -102,7 +102,11 @@ def _run(subject: Subject) -> list[Fact]:
         facts.append(Fact("measured step", seconds(round(step.measured)), step.measured, "low", note))
     status = str(ran.facts.get("status", "unknown"))
     took = ran.facts.get("seconds")
-    facts.append(Fact("run", status, note=ran.folder + (f", {took:g} s" if isinstance(took, int | float) else "")))
+    note = ran.folder + (f", {took:g} s" if isinstance(took, int | float) else "")
+    virtual = ran.facts.get("virtual")
+    if isinstance(virtual, dict):
+        note += f"; virtual devices, {virtual.get('speed_up')} times as fast as the plan says, times are the plan's"
+    facts.append(Fact("run", status, note=note))
     return facts
 
 

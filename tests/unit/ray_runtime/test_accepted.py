@@ -97,7 +97,8 @@ def stale(folder: Path, staleness: str = "1 step", trigger: str = "", refill: bo
             ("carry partial", "carry nothing"),
             "no training begins on a part of its batch, and the plan starts a step at 75% of the samples of `s`",
         ),
-        (("place m.generate on one", "place m.generate on one with tp = 2"), "`s` runs on 2 devices together"),
+        (("place m.generate on one", "place m.generate on one with tp = 2"), None),
+        (("place m.generate on one", "place m.generate on one with pp = 2"), "`s` is placed with pp, cp or ep"),
     ],
 )
 def test_streams_of_samples_run_or_are_refused_by_name(

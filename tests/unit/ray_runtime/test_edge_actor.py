@@ -18,7 +18,7 @@ from rlflow.diagnostics import RunFailure
 from rlflow.ir.ops import Generate
 from rlflow.protocol.settings import Settings
 
-SPEC = StreamSpec("samples", "batch", "d", "actor", "rollout", "learner", Settings("slack_edf", 1, 4, 2), 1)
+SPEC = StreamSpec("samples", "batch", "d", "actor", "rollout", "learner", Settings("slack_edf", 1, 4, 2), 1, 1)
 
 
 def test_calls_wait_inside_the_actor_for_what_they_ask_for() -> None:
@@ -69,7 +69,7 @@ def sampler(edge: Any) -> Sampler:
         rank=0,
         plan=SimpleNamespace(stage=lambda name: SimpleNamespace(op=op)),
         channels={"c": channel},
-        models={"actor": SimpleNamespace(engine=None)},
+        models={"actor": SimpleNamespace(engine=None, engine_mesh=None)},
         all=SimpleNamespace(timeout=timedelta(seconds=0.3)),
     )
     return Sampler(SPEC, state, edge)

@@ -32,9 +32,12 @@ def aside() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def keys(samples: Batch) -> list[tuple[int, int]]:
+    return list(zip(samples.array("uid").tolist(), samples.array("sample").tolist(), strict=True))
+
+
 def by_key(samples: Batch) -> dict[tuple[int, int], list[int]]:
-    pairs = zip(samples.array("uid").tolist(), samples.array("sample").tolist(), strict=True)
-    return dict(zip(pairs, rows(samples), strict=True))
+    return dict(zip(keys(samples), rows(samples), strict=True))
 
 
 def partly(engine: RolloutEngine, texts: list[str], first: int, step: int, **options: Any) -> Generated:
@@ -77,6 +80,62 @@ def test_samples_in_parts_are_the_samples_in_one(
     rest = partly(engine, [] if begun is not None else TEXTS, 0, 5, begun=begun)
     assert found | by_key(rest.finished) == by_key(whole)
     assert set(rest.finished.array("step")) <= {5}
+
+
+class Takes:
+    """Asks when so many more samples are complete."""
+
+    def __init__(self, parts: list[int]) -> None:
+        self.parts = parts
+        self.taken: list[Batch] = []
+
+    def wanted(self, complete: np.ndarray) -> bool:
+        return bool(self.parts) and int(complete.sum()) - sum(part.rows for part in self.taken) >= self.parts[0]
+
+    def take(self, samples: Batch) -> None:
+        self.parts.pop(0)
+        self.taken.append(samples)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(KINDS),
+    parts=st.lists(st.integers(1, 9), max_size=4),
+    stop=st.integers(1, 21),
+    most=st.sampled_from([4, 8, 256]),
+)
+def test_samples_taken_out_of_a_call_disturb_no_others(
+    kind: Any, parts: list[int], stop: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every sample comes once, bit for bit as undisturbed, out of a first call that is stopped and one that goes on
+    beside new prompts."""
+    monkeypatch.setattr(rollout, "_MAX_ROWS", most)
+    engine = RolloutEngine(model(kind), "fp32")
+    undisturbed = partly(engine, TEXTS, 0, 5, enough=lambda complete: complete.sum() >= stop)
+    takes = Takes(parts)
+    first = partly(engine, TEXTS, 0, 5, enough=lambda complete: complete.sum() >= stop, handover=takes)
+    parts_of = [*takes.taken, first.finished]
+    assert sum(part.rows for part in parts_of) == undisturbed.finished.rows
+    assert [part.rows >= 1 for part in takes.taken] == [True] * len(takes.taken)
+    found = Batch.concat(parts_of)
+    order = {key: row for row, key in enumerate(keys(found))}
+    found = found.select([order[key] for key in keys(undisturbed.finished)])
+    for ours, theirs in ((found, undisturbed.finished), (first.unfinished, undisturbed.unfinished)):
+        assert keys(ours) == keys(theirs)
+        assert rows(ours) == rows(theirs)
+        assert torch.equal(ours.packed("logprobs").values, theirs.packed("logprobs").values)
+        assert ours.items("text") == theirs.items("text")
+        assert ours.array("group").tolist() == theirs.array("group").tolist()
+    again = Takes([1, 2])
+    rest = partly(engine, ["8+8=", "4="], 10, 6, begun=first.unfinished, handover=again)
+    whole = by_key(engine.generate(prompts(engine.loaded), op(), seed=3, step=5))
+    whole |= by_key(engine.generate(prompts(engine.loaded, ["8+8=", "4="], 10), op(), seed=3, step=6))
+    total: dict[tuple[int, int], list[int]] = {}
+    for part in (*parts_of, *again.taken, rest.finished):
+        assert not total.keys() & by_key(part).keys()
+        total |= by_key(part)
+    assert total == whole
+    assert rest.unfinished.rows == 0
 
 
 def test_unfinished_samples_go_on_beside_new_ones() -> None:

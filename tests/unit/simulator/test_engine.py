@@ -74,7 +74,7 @@ def test_a_million_tokens_are_one_event() -> None:
 
 
 def test_agrees_with_the_closed_form_of_the_cost_model() -> None:
-    from rlflow.backends.simulator.sampling import LengthSampler
+    from rlflow.cost.draws import LengthSampler
 
     step = DecodeStep(
         4e-3, 6e-3, -0.06, 1.0, 1e-5, 2e-9, 1e-3, 1e-5, 0.0, 0.0, 0.0, 0.0, 0.0, buckets=(8, 16, 32, 64, 128, 256)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.backends.simulator.sampling import LengthSampler, sampled_requests
+from rlflow.backends.simulator.sampling import sampled_requests
 from rlflow.backends.simulator.sampling_trace import read_trace
+from rlflow.cost.draws import LengthSampler
 from rlflow.cost.errors import WorkloadError
 from rlflow.cost.lengths import Fixed, Lengths, Lognormal, Mixture, Trace, mean
 
@@ -111,7 +112,7 @@ def test_drift_changes_every_length_alike() -> None:
 
 def test_the_hash_seed_of_the_process_does_not_matter() -> None:
     code = (
-        "from rlflow.backends.simulator.sampling import LengthSampler\n"
+        "from rlflow.cost.draws import LengthSampler\n"
         "from rlflow.cost.lengths import Lognormal\n"
         "print(LengthSampler(Lognormal(8, 1, 1, 1e6), 4, 'x').group(1, 2, 20))"
     )

@@ -14,11 +14,11 @@ import pytest
 from rlflow.backends.simulator.engine import Engine
 from rlflow.backends.simulator.engine_messages import Request, Submit
 from rlflow.backends.simulator.engine_settings import EngineSettings, PrefillCost
-from rlflow.backends.simulator.sampling import LengthSampler
 from rlflow.cluster.presets.architecture import architecture
 from rlflow.cluster.spec import Cluster, Host
 from rlflow.cost.decode import decode_step
 from rlflow.cost.dimensions import dimensions
+from rlflow.cost.draws import LengthSampler
 from rlflow.cost.generation import engine_memory, generate, lock_step, prefill
 from rlflow.cost.lengths import Fixed, Lognormal
 from rlflow.cost.machine import machine

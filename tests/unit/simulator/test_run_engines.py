@@ -10,7 +10,7 @@ from rlflow.backends.simulator.engine import Engine
 from rlflow.backends.simulator.engine_messages import Request
 from rlflow.backends.simulator.run import Options, simulate
 from rlflow.backends.simulator.run_engines import settings_of_engine
-from rlflow.backends.simulator.run_lengths import lengths_of
+from rlflow.cost.assumed_lengths import assumed_lengths, lengths_of
 from rlflow.passes.analysis.engine_facts import bands_of
 from rlflow.plan import Plan
 from rlflow.plan_decisions import EngineEstimate
@@ -27,7 +27,7 @@ def facts_of(plan: Plan) -> EngineEstimate:
 def test_a_batch_takes_as_long_as_engines_alone(make_plan: MakePlan) -> None:
     """Samples are dealt one by one to the engine with the fewest; the slowest engine sets the time."""
     plan = make_plan("one pool", "", "grpo", 64)
-    facts, length = facts_of(plan), lengths_of(facts_of(plan), 4, "s")
+    facts, length = facts_of(plan), lengths_of(assumed_lengths(facts_of(plan)), 4, "s")
     assert facts.lock_step == 1
     requests: list[list[Request]] = [[] for _ in range(facts.replicas)]
     for sample in range(32 * 8):
@@ -42,7 +42,7 @@ def test_a_batch_takes_as_long_as_engines_alone(make_plan: MakePlan) -> None:
 
 def test_drawn_lengths_have_the_mean_that_the_estimate_assumes(make_plan: MakePlan) -> None:
     facts = facts_of(make_plan("one pool"))
-    length = lengths_of(facts, 0, "s")
+    length = lengths_of(assumed_lengths(facts), 0, "s")
     drawn = [length(prompt, sample) for prompt in range(4000) for sample in range(4)]
     assert sum(drawn) / len(drawn) == pytest.approx(facts.mean_new, rel=0.05)
     assert max(drawn) <= facts.max_new

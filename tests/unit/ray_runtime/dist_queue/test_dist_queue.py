@@ -40,6 +40,32 @@ def open_queue(ray_cluster: Any) -> Iterator[Callable[..., DistQueue]]:
         ray_cluster.kill(actor)
 
 
+def test_readers_fetch_only_their_parts_of_many(open_queue: Callable[..., DistQueue]) -> None:
+    """As between pools of many ranks: of two actors each has every other batch, and every part is an object."""
+    ranks = 20
+    readers = {f"reader {number}": None for number in range(2)}
+    queue = open_queue(consumers=readers, group=ranks, capacity=4 * ranks, shards=2)
+    for batch in range(2):
+        for rank in range(ranks):
+            facts = facts_of([batch * ranks + rank], ranks)
+            big = {"big": np.full((1, LARGE // 10), rank, dtype=np.float32)} if rank % 2 else fields_of([rank], "big")
+            queue.put("p", facts, big)
+    for number, reader in enumerate(readers):
+        for _ in range(2):
+            reading = queue.take(reader, ranks)
+            own = range(number, ranks, 2)
+            reading.load(own)
+            assert len(reading._contents) == ranks // 2
+            for rank in own:
+                (value,) = reading.columns([rank])["big"].reshape(-1)[:1].tolist()  # type: ignore[union-attr]
+                assert value == (rank if rank % 2 else rank + len("big"))
+            queue.done(reader, reading.groups)
+    deadline = time.monotonic() + 10
+    while queue.facts()["depth"] and time.monotonic() < deadline:  # `done` is not waited for
+        time.sleep(0.05)
+    assert queue.facts() == {"depth": 0, "nbytes": 0, "freed": 2}
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_rows_reach_two_consumers_and_late_fields_join_them(open_queue: Callable[..., DistQueue], shards: int) -> None:
     reads = {"ref": ("tokens",), "train": ("tokens", "text", "ref", "big")}

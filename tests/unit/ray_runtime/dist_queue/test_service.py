@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from rlflow.backends.ray_runtime.dist_queue import table as table_module
 from rlflow.backends.ray_runtime.dist_queue.reading import Reading
-from rlflow.backends.ray_runtime.dist_queue.rows import EdgeSpec, Given, Refused
+from rlflow.backends.ray_runtime.dist_queue.rows import EdgeSpec, Given, Piece, Refused
 from rlflow.backends.ray_runtime.dist_queue.service import QueueService
 from rlflow.protocol.queue_entries import Status
 from tests.unit.ray_runtime.dist_queue.rows_of import facts_of, fields_of, inline, run, same
@@ -149,6 +150,23 @@ def test_a_reader_that_died_holds_nobody_up() -> None:
     run(scenario())
 
 
+def test_parts_of_a_batch_wake_readers_once() -> None:
+    """Of a thousand ranks every one puts a part: who waits for the whole is not to be woken a thousand times."""
+
+    async def scenario() -> None:
+        q = service(consumers={"a": None, "b": None}, group=40, capacity=80)
+        waiting = [asyncio.ensure_future(q.take(name, 40)) for name in ("a", "b")]
+        await asyncio.sleep(1)
+        seen = await q.changed(-1, 1.0)
+        for part in range(40):
+            assert await put(q, [part]) is None
+            await asyncio.sleep(1)
+            assert all(one.done() for one in waiting) == (part == 39)
+        assert await q.changed(-1, 1.0) == seen + 2, "the group has begun, and it is whole"
+
+    run(scenario())
+
+
 class Trial:
     """Random producers, readers, failures and late fields on one queue; everything ends before the deadline."""
 
@@ -172,13 +190,19 @@ class Trial:
         )
         self.read: dict[str, Counter[int]] = {name: Counter() for name in self.q.table.spec.consumers}
         self.removed: set[int] = set()
-        self.most = 0
+        self.most = self.left = 0
 
     async def pause(self) -> None:
         await asyncio.sleep(self.random.expovariate(1))
         depth = self.q.table.depth * self.group
         assert self.capacity is None or depth <= self.capacity
         self.most = max(self.most, depth)
+
+    def contents(self, pieces: list[Piece]) -> list[Any]:
+        """Of what came with a take, and of what it has left in the queue."""
+        found = [piece if piece.at is None else self.q.table.pieces([piece.at])[0] for piece in pieces]
+        self.left += sum(piece.at is not None for piece in pieces)
+        return [piece.data for piece in found]
 
     async def produce(self, name: str, rows: list[int]) -> None:
         """Rows, a few at a time."""
@@ -198,7 +222,7 @@ class Trial:
             assert isinstance(given, Given), given
             if given.status is Status.END:
                 return
-            reading = Reading([given], lambda pieces: [piece.data for piece in pieces])
+            reading = Reading([given], self.contents)
             assert same(reading.columns(fields=["tokens"]), given.facts.ids, "tokens")
             if consumer == "train":
                 assert same(reading.columns(fields=["ref"]), given.facts.ids, "ref")
@@ -240,9 +264,12 @@ class Trial:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_consumer_reads_every_row_once_and_nothing_stays(seed: int) -> None:
+def test_every_consumer_reads_every_row_once_and_nothing_stays(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:
+        monkeypatch.setattr(table_module, "FEW", 0)  # contents stay in the queue until they are asked for
     trial = Trial(seed)
     run(trial.go())
+    assert bool(trial.left) == bool(seed % 2)
     rows = {row for row in range(trial.groups * trial.group) if row // trial.group not in trial.removed}
     for name, read in trial.read.items():
         assert {row for row in read if row // trial.group not in trial.removed} == rows, name

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.backends.ray_runtime.dist_queue.reading import Reading
-from rlflow.backends.ray_runtime.dist_queue.rows import EdgeSpec, Given, RowFacts
+from rlflow.backends.ray_runtime.dist_queue.rows import EdgeSpec, Given, Piece, RowFacts
 from rlflow.backends.ray_runtime.dist_queue.shards import split_rows
-from rlflow.backends.ray_runtime.dist_queue.table import QueueTable
+from rlflow.backends.ray_runtime.dist_queue.table import FEW, QueueTable
 from rlflow.protocol.errors import ProtocolError
 from rlflow.protocol.queue_entries import Status
 from tests.unit.ray_runtime.dist_queue.rows_of import facts_of, fields_of, inline, same
@@ -98,6 +98,49 @@ def test_late_fields_of_rows_that_have_gone_are_passed_over() -> None:
     assert q.nbytes == 0
     with pytest.raises(ProtocolError, match="row 5 was never in the queue"):
         late(q, [5], "ref")
+
+
+def test_of_many_pieces_everybody_asks_for_its_own() -> None:
+    """The contents of all ranks would else go to all ranks."""
+    ranks = 3 * FEW
+    readers: dict[str, tuple[str, ...] | None] = {f"reader {number}": None for number in range(4)}
+    q = table(readers, group=ranks, capacity=ranks)
+    for rank in range(ranks):
+        put(q, [rank], "tokens", "text")
+    asked: list[Piece] = []
+
+    def fetch(pieces: list[Piece]) -> list[Any]:
+        asked.extend(pieces)
+        return [piece.data for piece in q.pieces([piece.at for piece in pieces if piece.at is not None])]
+
+    for number, reader in enumerate(readers):
+        given = q.take(reader, ranks)
+        assert not any(piece.data for piece in given.pieces)
+        reading = Reading([given], fetch)
+        own = range(number, ranks, 4)
+        assert same(reading.columns(own), own, "tokens", "text")
+        assert len(asked) == 2 * len(own), "a piece a field"
+        last, *asked = asked
+        asked.clear()
+        q.done(reader, given.groups)
+    assert (q.nbytes, q.depth, q._chunks, q._rows) == (0, 0, {}, {})
+    assert last.at is not None
+    with pytest.raises(ProtocolError, match="rows of group 0 are asked for after they were done"):
+        q.pieces([last.at])
+
+
+def test_fields_that_come_later_are_in_the_next_answer() -> None:
+    """Answers of many pieces are kept for the next reader."""
+    count = 2 * FEW
+    q = table({"a": ("tokens",), "b": ("tokens",), "late": ("tokens", "score")}, group=count)
+    for row in range(count):
+        put(q, [row], "tokens")
+    assert q.take("a", count).lanes[0].fields == q.take("b", count).lanes[0].fields == ("tokens",)
+    assert q.take("late", count).status is Status.WAIT
+    late(q, range(count), "score")
+    given = q.take("late", count)
+    reading = Reading([given], lambda pieces: [piece.data for piece in q.pieces([p.at for p in pieces if p.at])])
+    assert same(reading.columns(), range(count), "tokens", "score")
 
 
 def test_what_is_refused_changes_nothing() -> None:

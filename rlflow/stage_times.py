@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
-from rlflow.backends.simulator.clock import Time
 from rlflow.diagnostics import RunFailure, did_you_mean
 from rlflow.ir.flow import STEP, reads_model
 from rlflow.plan import Plan, ReshardWeights, RunStage, Stage
 
+Time = int | float | Fraction
+"""Microseconds."""
 CHECKPOINT = "checkpoint"
 Draw = Callable[[str, int, Time], Time]
 """(stage or `reshard MODEL`, step, microseconds by the plan) to the microseconds of this time."""
