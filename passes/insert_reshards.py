@@ -89,9 +89,9 @@ def _check_pins(wanted: list[tuple[Node, list[Node]]], context: PassContext) -> 
 
 
 def _plan(flow: Flow, trainer: Node, readers: list[Node], costs: Costs, context: PassContext) -> Reshard | None:
-    from rlflow.passes.analysis.adapted import adapter_layout, lora_of
+    from rlflow.passes.analysis.adapted import lora_of
     from rlflow.passes.analysis.in_place import storages
-    from rlflow.reshard.adapters import adapters_of
+    from rlflow.reshard.adapters import adapter_layout, adapters_of
     from rlflow.reshard.atoms import atom_classes
     from rlflow.reshard.buckets import plan_buckets, split_tensors
     from rlflow.reshard.catalogue import catalogue

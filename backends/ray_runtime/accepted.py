@@ -9,8 +9,8 @@ from rlflow.plan import Plan
 
 
 def refuse_unknown(plan: Plan) -> None:
-    """RunFailure RLF4003 for a stage that several pools sample for, a reshard in place or of adapters, a refill that
-    reaches into another pool, and streams of samples that `streams.refusals` lists."""
+    """RunFailure RLF4003 for a stage that several pools sample for, a reshard in place, a refill that reaches into
+    another pool, and streams of samples that `streams.refusals` lists."""
     refuse_streams(plan)
     _refuse_refills(plan)
     for stage in plan.stages:
@@ -30,12 +30,6 @@ def refuse_unknown(plan: Plan) -> None:
                 help=(
                     f"`reshard = beside` for {', '.join(f'`{reader}`' for reader in reshard.readers)}, or more memory",
                 ),
-            )
-        if reshard.adapters:
-            raise RunFailure(
-                "RLF4003",
-                f"this version moves no adapters between pools, and the plan sends those of `{reshard.model}`",
-                help=("place what samples from it with its training, in the same layout",),
             )
 
 

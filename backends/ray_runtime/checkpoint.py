@@ -16,6 +16,7 @@ is whole or not there. `latest_checkpointed_iteration.txt` names the newest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -80,10 +81,11 @@ def training_part(state: RankState, step: int, merged: bool = False) -> Part:
         part.state["models"][name] = model.parameters
         folder = f"{name}.training"
         if is_sharded(model):
-            found, pieces = whole_tensors(model), optimizer_pieces(model.trainer)
+            found, pieces = whole_tensors(model, merged), optimizer_pieces(model.trainer)
             tokenizer = own_tokenizer(model.loaded)
             if state.rank == 0:
-                part.files.append(lambda at, _, n=name, m=model, f=found, t=tokenizer: write_whole(f, m, t, at / n))  # type: ignore[misc]
+                whole = functools.partial(write_whole, found, model, tokenizer, merged=merged)
+                part.files.append(lambda at, _, n=name, w=whole: w(at / n))  # type: ignore[misc]
             part.files.append(lambda at, group, f=folder, p=pieces: write_pieces(p, at / f, group))  # type: ignore[misc]
         elif state.rank == 0:
             twin, pieces = host_twin(model.loaded), optimizer_pieces(model.trainer)

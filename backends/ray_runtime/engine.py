@@ -168,13 +168,17 @@ class Engine(Protocol):
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """This rank's part of the weights, live, under the names and in the shapes of `rlflow.reshard.shards.Sharding`
-        (canonical names, padding included). Written between `begin_update` and `end_update`."""
+        (canonical names, padding included)."""
+
+    def incoming(self) -> Mapping[str, torch.Tensor]:
+        """What is written between `begin_update` and `end_update`: `local_tensors`, or of a model with adapters these
+        alone, which `end_update` adds to the frozen weights."""
 
     def begin_update(self, version: int) -> None:
         """The weights are about to be written: drop the caches made with the old ones, allow no generation."""
 
     def update(self, names: Iterable[str]) -> None:
-        """These of `local_tensors` have been written. RLF5018 for a name that is none of them."""
+        """These of `incoming` have been written. RLF5018 for a name that is none of them."""
 
     def end_update(self, digest: str | None = None) -> None:
         """All have been written: the engine has the new version from here on.
@@ -187,7 +191,7 @@ class Engine(Protocol):
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """sha256 (hex) of tensors, in the order of their names: of each its name, type, shape and row-major bytes.
 
-    Both sides of a transfer call it: the sender on what a rank should hold, the engine on its `local_tensors`.
+    Both sides of a transfer call it: the sender on what a rank should hold, the engine on its `incoming`.
     """
     digest = hashlib.sha256()
     for name in sorted(tensors):

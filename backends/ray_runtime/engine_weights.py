@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from rlflow.backends.ray_runtime.engine import Level, Tag, weights_digest
 from rlflow.backends.ray_runtime.engine_gate import refused
 from rlflow.backends.ray_runtime.engine_memory import WeightMemory
 from rlflow.backends.ray_runtime.local_weights import LocalWeights, check_layout, whole_tensors
+from rlflow.backends.ray_runtime.merged_adapters import MergedAdapters
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.diagnostics.diagnostic import RunFailure
@@ -31,7 +33,9 @@ class EngineWeights:
         if mesh is not None:
             check_layout(mesh)
         model: PreTrainedModel = loaded.model
-        if loaded.adapters is not None:
+        if loaded.adapters is not None and own:
+            model = loaded.adapters.base
+        elif loaded.adapters is not None:
             model = loaded.adapters.merged(dtype)
             self.digest = loaded.adapters.write_merged(model)
         self._local: LocalWeights | None = None
@@ -46,8 +50,15 @@ class EngineWeights:
         self.loaded = replace(loaded, model=model, adapters=None, critic=None) if own else loaded
         self.tensors = self._local.tensors if self._local is not None else whole_tensors(model)
         """This rank's, live, by canonical name"""
+        self._merged: MergedAdapters | None = None
+        if loaded.adapters is not None and own:
+            self._merged = MergedAdapters(loaded.adapters, mesh, self.tensors)
+            self.digest = self._merged.merge()
+        self.incoming = self.tensors if self._merged is None else self._merged.tensors
+        """What an update writes."""
         others = set() if own else {p.untyped_storage().data_ptr() for p in loaded.model.parameters()}
-        every = (*self.tensors.values(), *model.parameters())
+        beside = [] if self._merged is None else self._merged.memory
+        every = (*self.tensors.values(), *model.parameters(), *beside)
         mine = [tensor for tensor in every if tensor.untyped_storage().data_ptr() not in others]
         self.memory = WeightMemory(mine)
         self.shared = len(mine) < len(every)
@@ -71,6 +82,21 @@ class EngineWeights:
     def readable(self) -> bool:
         return "weights" not in self._asleep and self._updating is None and not self._stale
 
+    @property
+    def changed(self) -> bool:
+        """Whether the last update brought other adapters than the one before."""
+        return self._merged is not None and self._merged.changed
+
+    def parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None:
+        """Of an engine that adds adapters to frozen weights of its own: the weights without adapters, the frozen ones
+        under adapters, and the sums. None for any other."""
+        if self._merged is None:
+            return None
+        under, sums = self._merged.parts()
+        known = {tensor.untyped_storage()._cdata for tensor in sums}
+        every = (*self.tensors.values(), *self.model.parameters())
+        return [tensor for tensor in every if tensor.untyped_storage()._cdata not in known], under, sums
+
     # --- new values ------------------------------------------------------------------------------------------------
 
     def load(self, version: int) -> None:
@@ -92,6 +118,12 @@ class EngineWeights:
         self._updating = None
         self.version, self._stale = version, False
 
+    def load_adapters(self, folder: Path) -> None:
+        """In an update: those of a checkpoint. ValueError for the adapters of another model."""
+        assert self._merged is not None
+        self._merged.load(folder)
+        self.update(self.incoming)
+
     def begin_update(self, version: int) -> None:
         self._need_memory("begin_update")
         if version < self.version:
@@ -107,7 +139,7 @@ class EngineWeights:
         if self._updating is None:
             raise refused("update outside of an update", "call begin_update first")
         names = set(names)
-        unknown = sorted(names - self.tensors.keys())
+        unknown = sorted(names - self.incoming.keys())
         if unknown:
             raise RunFailure("RLF5018", f"{len(unknown)} tensors that the engine does not have: {_few(unknown)}")
         self._written |= names
@@ -118,9 +150,9 @@ class EngineWeights:
             raise refused("end_update outside of an update", "call begin_update first")
         self._updating = None
         self._stale = True
-        missing = sorted(self.tensors.keys() - self._written)
+        missing = sorted(self.incoming.keys() - self._written)
         if digest is not None:
-            found = weights_digest(self.tensors)
+            found = weights_digest(self.incoming)
             if found != digest:
                 raise RunFailure(
                     "RLF5018",
@@ -130,8 +162,10 @@ class EngineWeights:
         elif missing:
             raise RunFailure(
                 "RLF5018",
-                f"{len(missing)} of {len(self.tensors)} tensors of version {version} were not sent: {_few(missing)}",
+                f"{len(missing)} of {len(self.incoming)} tensors of version {version} were not sent: {_few(missing)}",
             )
+        if self._merged is not None:
+            self.digest = self._merged.merge()
         self.version, self._stale = version, False
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -143,7 +177,8 @@ class EngineWeights:
     def sleep(self, level: Level) -> None:
         self._asleep = {"weights", "kv"}
         if self.memory.whole:
-            self.memory.give_up(keep=level == 1 and not self._stale)
+            # Frozen weights beside adapters are not sent again, so that no level loses them.
+            self.memory.give_up(keep=self._merged is not None or (level == 1 and not self._stale))
 
     def wake(self, tags: set[Tag]) -> None:
         if "kv" in tags and "weights" in self._asleep - tags:

@@ -4,6 +4,9 @@
 |---|---|
 | `M weights` | the trainer's parameters, and those of an engine that reads them or has a copy in the same layout |
 | `M rollout weights` | the copy of an engine whose weights come by a reshard |
+| `M frozen weights` | of an engine whose adapters come by a reshard: the weights of layers without adapters |
+| `M weights under adapters` | of such an engine: the frozen weights of the other layers |
+| `M merged weights` | of such an engine: what it samples from, of the other layers |
 | `M gradients` | the gradients, from backward to the end of the stage |
 | `M optimizer` | AdamW's moments, the parts of weights that ZeRO keeps, and perhaps the master copy |
 | `STAGE keys and values` | the most that the engine's cache had while it sampled |

@@ -38,11 +38,14 @@ class HeldTable:
                 self._whole[name] = max(size, self._whole.get(name, 0))
         self.objects: dict[str, Held] = {}
         self._read: dict[tuple[str, bool], list[Held]] = {}
+        self._written: dict[str, list[Held]] = {}
         self._optimizers: dict[str, Held] = {}
         self._sources: list[Tensors] = []
         names = sorted(state.models, key=lambda name: not state.trains(name))
         for name in names:
             self._add(name, state.models[name])
+            if _is_given_adapters(state.models[name]):
+                self._add_sums(name, state.models[name])
         self.caches: dict[str, Cache] = {}
         for stage in state.plan.stages:
             engine, whole = self.engine(stage), self._whole.get(f"{stage.id}{CACHE}", 0)
@@ -60,6 +63,10 @@ class HeldTable:
         """What a stage that does not train the model reads of it."""
         return self._read.get((model, by_engine), [])
 
+    def written(self, model: str, by_engine: bool) -> list[Held]:
+        """What a reshard writes of it, and reads on the way."""
+        return self._written.get(model) or self.read(model, by_engine)
+
     def of_training(self, models: Sequence[str]) -> list[Held]:
         """Weights and optimizers."""
         found = [held for model in models for held in self.read(model, by_engine=False)]
@@ -68,6 +75,8 @@ class HeldTable:
     def _add(self, name: str, model: ModelState) -> None:
         trains, trainer = self._state.trains(name), model.trainer
         own = model.engine if model.engine is not None and model.engine.own_bytes(awake=True) else None
+        if _is_given_adapters(model):
+            own = None  # see `_add_sums`
         weights, of_engine = self._names(name, trains)
         apart = of_engine != weights and own is not None and trainer is not None
         mine = self._unshared(lambda: [] if trainer is None else parameters(trainer))
@@ -92,6 +101,18 @@ class HeldTable:
                 self._read[name, True] = self._hold(of_engine, list, own)
         if master:
             self._optimizers[name] = master[0]
+
+    def _add_sums(self, name: str, model: ModelState) -> None:
+        """Of an engine whose adapters come by a reshard. A and B themselves are small, and stay."""
+        assert model.engine is not None
+        parts = model.engine.parts()
+        assert parts is not None
+        rest, under, sums = parts
+        frozen = self._hold(f"{name} frozen weights", lambda: rest, fixed=True)
+        below = self._hold(f"{name} weights under adapters", lambda: under, fixed=True)
+        merged = self._hold(f"{name} merged weights", lambda: sums)
+        self._read[name, True] = [*frozen, *merged]
+        self._written[name] = [*below, *merged]
 
     def _names(self, model: str, trains: bool) -> tuple[str, str]:
         """What the table calls the trainer's and the engine's copy: two names where their layouts differ, which the
@@ -119,6 +140,10 @@ class HeldTable:
         others = list(self._sources)
         self._sources.append(tensors)
         return beside(tensors, others)
+
+
+def _is_given_adapters(model: ModelState) -> bool:
+    return model.engine_fed and model.engine is not None and model.engine.parts() is not None
 
 
 def at_start(program: Iterable[Instruction]) -> dict[str, int]:

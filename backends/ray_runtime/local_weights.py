@@ -87,7 +87,7 @@ class LocalWeights:
                 help=("generate with tp = 1",),
             ) from None
         self.tensors = {
-            name: _cut(sharding, mesh.rank, name, whole, dtype) for name in sharding.local_tensors(mesh.rank)
+            name: cut(sharding, mesh.rank, name, whole, dtype) for name in sharding.local_tensors(mesh.rank)
         }
         self.model = _local_model(model, mesh, self.tensors)
 
@@ -107,7 +107,7 @@ def renew(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel, mesh: Mes
         sharding = Sharding(known, mesh.layout, Storage(vocabulary_multiple=mesh.layout.tp, mtp=False))
         whole = canonical_tensors(model, known)
         for name, tensor in tensors.items():
-            _fill(sharding, mesh.rank, name, whole, tensor)
+            fill(sharding, mesh.rank, name, whole, tensor)
 
 
 def check_layout(mesh: Mesh) -> None:
@@ -130,15 +130,19 @@ def check_layout(mesh: Mesh) -> None:
         )
 
 
-def _cut(sharding: Sharding, rank: int, name: str, whole: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def cut(
+    sharding: Sharding, rank: int, name: str, whole: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
+    """A rank's part of a tensor, in memory of its own; `whole`: by canonical name."""
     local = sharding.local_tensors(rank)[name]
     like = whole[local.parts[0].name]
     part = torch.zeros(sharding.local_shape(rank, local), dtype=dtype, device=like.device)
-    _fill(sharding, rank, name, whole, part)
+    fill(sharding, rank, name, whole, part)
     return part
 
 
-def _fill(sharding: Sharding, rank: int, name: str, whole: dict[str, torch.Tensor], into: torch.Tensor) -> None:
+def fill(sharding: Sharding, rank: int, name: str, whole: Mapping[str, torch.Tensor], into: torch.Tensor) -> None:
+    """The same into memory that is there."""
     for spec in sharding.local_tensors(rank)[name].parts:
         for piece in sharding.pieces(rank, spec.name):
             value = whole[spec.name][slices(piece.box)]

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlflow.backends.ray_runtime.adapters import Adapters
+from rlflow.backends.ray_runtime.adapters import Adapters, twin
 from rlflow.backends.ray_runtime.attention import use_short_attention
 from rlflow.backends.ray_runtime.heads import (
     ValueHeadModel,
@@ -113,7 +113,8 @@ def load_model(source: HfModel | TinyModel | RewardModel | PresetModel, base_dir
 def derive(loaded: LoadedModel, kind: Literal["frozen", "value", "shared"]) -> LoadedModel:
     """Another model from the first weights of `loaded`: a copy never trained, or one with a value head.
 
-    With adapters the weights are frozen already: the copy is the model without them, on the same tensors. `shared` is a
+    With adapters the weights are frozen already: the copy is modules of its own, which a trainer may cut, over the
+    tensors of the model without them. `shared` is a
     value head on the body of `loaded` itself, which knows it as its `critic` from then on.
     """
     base = loaded.model if loaded.adapters is None else loaded.adapters.base
@@ -124,7 +125,7 @@ def derive(loaded: LoadedModel, kind: Literal["frozen", "value", "shared"]) -> L
     elif kind == "value":
         derived.model = value_model_of(base)
     else:
-        derived.model = base if loaded.adapters is not None else copy.deepcopy(base).requires_grad_(False)
+        derived.model = twin(base) if loaded.adapters is not None else copy.deepcopy(base).requires_grad_(False)
     return derived
 
 

@@ -181,7 +181,7 @@ class Residency:
 
     def _written(self, instruction: ReshardWeights) -> list[Held]:
         generates = any(isinstance(self._state.plan.stage(r).op, Generate) for r in instruction.readers)
-        return self._table.read(instruction.model, by_engine=generates)
+        return self._table.written(instruction.model, by_engine=generates)
 
     def _stage(self, instruction: Instruction) -> Stage | None:
         return self._state.plan.stage(instruction.stage) if isinstance(instruction, RunStage) else None

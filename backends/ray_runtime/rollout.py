@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -61,7 +62,8 @@ class RolloutEngine:
     On one rank with compute "fp32" it reads the master weights themselves, so it is never out of date. With "bf16", on
     a mesh with tp > 1, and with `own` (the weights come from another pool) it holds weights of its own, which
     `load_weights` or an update renews. With `own` nothing of `loaded.model` is kept. Of a model with adapters it holds
-    the weights with the adapters added, and shares the others with the trainer where it can.
+    the weights with the adapters added, and shares the others with the trainer where it can; with `own` an update
+    brings adapters, and the frozen weights stay in float32 beside what they are added up to.
 
     A model is whole when its engine is made, so before a trainer cuts it. All ranks of the mesh make their
     engines together. A thread of the rank waits at most `wait_seconds` for the other, in a pause or for one.
@@ -110,6 +112,20 @@ class RolloutEngine:
     def local_tensors(self) -> dict[str, torch.Tensor]:
         return dict(self._weights.tensors)
 
+    def incoming(self) -> dict[str, torch.Tensor]:
+        return dict(self._weights.incoming)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the last update brought other adapters than the one before."""
+        return self._weights.changed
+
+    def load_adapters(self, folder: Path, version: int) -> None:
+        """One update: to the adapters that a checkpoint has in a model's folder. ValueError for another model's."""
+        self.begin_update(version)
+        self._weights.load_adapters(folder)
+        self.end_update()
+
     def begin_update(self, version: int) -> None:
         with self._gate.exclusive("begin_update"):
             self._weights.begin_update(version)
@@ -157,6 +173,11 @@ class RolloutEngine:
         """Bytes of weights that nothing else in the process holds: on the device now, or when `awake`."""
         memory = self._weights.memory
         return memory.whole if awake else memory.device_bytes
+
+    def parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None:
+        """Of an engine that adds adapters to frozen weights of its own: the weights without adapters, the frozen ones
+        under adapters, and the sums, which an update writes. None for any other."""
+        return self._weights.parts()
 
     @property
     def cache_peak_bytes(self) -> int:

@@ -22,8 +22,9 @@ from rlflow.backends.ray_runtime.engine import Ends
 from rlflow.backends.ray_runtime.environments import EnvironmentPool
 from rlflow.backends.ray_runtime.failures import blame
 from rlflow.backends.ray_runtime.frozen_weights import cast_frozen
+from rlflow.backends.ray_runtime.merged_adapters import known_adapters
 from rlflow.backends.ray_runtime.models import LoadedModel, derive, load_model
-from rlflow.backends.ray_runtime.open_channel import compute_of, open_channel
+from rlflow.backends.ray_runtime.open_channel import compute_of, open_channel, tensors_of
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.published import PublishCheck
 from rlflow.backends.ray_runtime.reshard_links import Tensors
@@ -65,6 +66,8 @@ class ModelState:
     """Of the trainer; None where every rank has the whole model and rows of its own."""
     check: PublishCheck | None = None
     """Of a model with adapters that is sampled from."""
+    frozen: str = ""
+    """Of a model with adapters that leave this pool or layout, or come from another: `Adapters.fingerprint`."""
 
     def renew_engine(self, version: int) -> None:
         """Give the engine the weights of the trainer on this rank, which has the same parts."""
@@ -73,21 +76,33 @@ class ModelState:
             self.engine.load_weights(version)
             return
         assert self.trainer is not None
-        source, target = self.trainer.local_tensors(), self.engine.local_tensors()
+        source = self.trainer.local_tensors()
+
+        def copy(target: Tensors) -> None:
+            with torch.no_grad():
+                for name, tensor in target.items():
+                    tensor.copy_(source[name])
+
+        self.update_engine(version, copy)
+
+    def update_engine(self, version: int, bring: Callable[[Tensors], None]) -> None:
+        """Let `bring` write the engine's weights, or the adapters that it adds to them."""
+        assert self.engine is not None
         self.engine.begin_update(version)
-        with torch.no_grad():
-            for name, tensor in target.items():
-                tensor.copy_(source[name])
-        self.engine.update(target)
+        tensors = self.engine.incoming()
+        bring(tensors)
+        self.engine.update(tensors)
         self.engine.end_update()
 
     def restart(self, version: int) -> None:
         """Go on from weights that were loaded into the master copy."""
         self.version = version
-        if self.engine is not None and not self.engine_fed:
+        if self.engine is None:
+            return
+        if not self.engine_fed:
             self.renew_engine(version)
-            if self.check is not None:
-                self.check.restart(self.engine.digest)
+        if self.check is not None:
+            self.check.restart(self.engine.digest)
 
 
 @dataclass
@@ -147,6 +162,7 @@ class RankState:
             if not stages:
                 continue
             self.models[name] = self._model_state(name, built[name], stages)
+        self._share_frozen()
         self._connect_weights()
         cast_frozen(self)
         self._check_tokenizers()
@@ -155,9 +171,23 @@ class RankState:
             # the next one: with other processes on the machine a step takes ten times as long.
             torch.set_num_threads(1)
 
+    def _share_frozen(self) -> None:
+        """A frozen copy of a model with adapters is cut like it, from the same tensors: one part is enough."""
+        for name, state in self.models.items():
+            source = self.plan.model(name).source
+            if not isinstance(source, FrozenModel) or source.of not in self.models or state.trainer is None:
+                continue
+            of = self.models[source.of]
+            if of.loaded.adapters is not None and of.trainer is not None and of.mesh is not None:
+                state.trainer.sharded.share(of.trainer.sharded)
+
     def _model_state(self, name: str, loaded: LoadedModel, stages: list[Stage]) -> ModelState:
         """What samples from the model and what trains it or predicts with it, each in its layout."""
         state = ModelState(loaded, compute_of(self.plan, name), loaded.model.config, _parameters(loaded))
+        if loaded.adapters is not None and any(r.model == name and r.adapters for r in self.plan.reshards):
+            with blame(stages[0].id):
+                known_adapters(loaded.adapters, tensors_of(state.config))
+            state.frozen = loaded.adapters.fingerprint()
         samplers = [s for s in stages if isinstance(s.op, Generate)]
         others = [s for s in stages if isinstance(s.op, Train | Logprobs | Values | ModelScore)]
         if samplers:
@@ -207,7 +237,8 @@ class RankState:
             if self.pool in (reshard.source, reshard.target):
                 with blame(reshard.readers[0]):
                     config, device = self.models[reshard.model].config, self.device.torch_device
-                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, config, device)
+                    frozen = self.models[reshard.model].frozen
+                    self.channels[reshard.id] = open_channel(self.plan, reshard, self.all, config, device, frozen)
 
     def _stages_of(self, model: str) -> list[Stage]:
         """The stages of this pool that compute with a model."""
@@ -272,11 +303,9 @@ class RankState:
         state = self.models[channel.model]
         if all(isinstance(self.plan.stage(reader).op, Generate) for reader in channel.reshard.readers):
             assert state.engine is not None
-            state.engine.begin_update(version)
-            tensors = state.engine.local_tensors()
-            bring(tensors)
-            state.engine.update(tensors)
-            state.engine.end_update()
+            state.update_engine(version, bring)
+            if state.check is not None:
+                state.check.publish(state.engine.digest, state.engine.changed)
         else:
             assert state.trainer is not None
             bring(state.trainer.local_tensors())

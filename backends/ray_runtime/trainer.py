@@ -329,14 +329,16 @@ class Trainer:
         return self._parts.sharded
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
-        """Live views of this rank's part of every weight, with the names and shapes that
-        `rlflow.reshard.shards.Sharding` gives for the layout, the vocabulary padded to a multiple of tp."""
+        """Live views of this rank's part of every weight, or of the adapters that are trained instead, with the names
+        and shapes that `rlflow.reshard.shards.Sharding` gives for the layout, the vocabulary padded to a multiple of
+        tp."""
         return self.sharded.local_tensors()
 
-    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+    def full_tensors(self, frozen: bool = True) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Every weight of the whole model under its name in the transformers state dict, one at a time: float32 on
-        the CPU of the mesh's first rank, None on the others. Collective over the mesh."""
-        return self.sharded.full_tensors()
+        the CPU of the mesh's first rank, None on the others. Collective over the mesh. Without `frozen` those of a
+        model with adapters are left out."""
+        return self.sharded.full_tensors(frozen)
 
     def load_full(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take this rank's part of the whole model's weights, by the names of `full_tensors`."""

@@ -63,6 +63,11 @@ class World:
             first += count
         raise KeyError(pool)
 
+    def name_of(self, number: int) -> str:
+        """What messages call the rank of this number among all."""
+        pool = next(pool for pool in self.pools if number in self.ranks(pool))
+        return f"rank {number - self.ranks(pool)[0]} of pool `{pool}`"
+
     def join(self, address: str, backend: str = "gloo") -> None:
         """Connect with the ranks of all pools; `address` is host:port of the first of all."""
         dist.init_process_group(

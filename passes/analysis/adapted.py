@@ -7,7 +7,6 @@ that rounding does not add up.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlflow.ir.flow import Flow, Layout
@@ -23,18 +22,13 @@ def lora_of(flow: Flow, model: str) -> Lora | None:
     return found
 
 
-def adapter_layout(layout: Layout) -> Layout:
-    """How adapters lie in a layout of their model: no experts have any, and every replica has all of its own."""
-    return replace(layout, ep=1, etp=1, zero=0)
-
-
 def merged_bytes(model: str, layout: Layout, costs: Costs) -> int:
     """Bytes of the adapted layers on the fullest device of a layout; 0 where all weights are trained, or nothing is
     known of the architecture. ReshardError for a layout that cannot hold the model."""
     lora, architecture = lora_of(costs.flow, model), costs.context.architectures.get(model)
     if lora is None or architecture is None:
         return 0
-    from rlflow.reshard.adapters import adapted
+    from rlflow.reshard.adapters import adapted, adapter_layout
     from rlflow.reshard.catalogue import catalogue
     from rlflow.reshard.shards import Sharding
     from rlflow.reshard.storage import Storage

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from rlflow.reshard.catalogue import Catalogue, Rule, TensorSpec
 
 if TYPE_CHECKING:
+    from rlflow.ir.flow import Layout
     from rlflow.ir.sources import Lora
+
+ROUTER = ".mlp.gate.weight"
+"""Of a mixture of experts: a weight that no linear layer has, so that it gets no adapter."""
+
+
+def adapter_layout(layout: Layout) -> Layout:
+    """How adapters lie in a layout of their model: no experts have any, and every replica has all of its own."""
+    return replace(layout, ep=1, etp=1, zero=0)
 
 
 def adapted(tensors: Catalogue, lora: Lora) -> Catalogue:
@@ -38,7 +47,7 @@ def adapters_of(tensors: Catalogue, lora: Lora) -> Catalogue:
 
 
 def _is_linear(spec: TensorSpec) -> bool:
-    return len(spec.shape) == 2 and spec.name.startswith("model.layers.")
+    return len(spec.shape) == 2 and spec.name.startswith("model.layers.") and not spec.name.endswith(ROUTER)
 
 
 def _is_target(spec: TensorSpec, lora: Lora) -> bool:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from rlflow.backends.ray_runtime.forward import Compute
 from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.parallel.adapters import adapter_parameters
 from rlflow.backends.ray_runtime.parallel.executor import Executor, Forward
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
 from rlflow.backends.ray_runtime.parallel.packed import allow_packed, can_pack
@@ -35,10 +36,12 @@ def build(loaded: LoadedModel, compute: Compute, mesh: Mesh | None) -> Parts:
     forward = Forward(loaded.model, compute, loaded.critic)
     head = [] if loaded.critic is None else list(loaded.critic.head.parameters())
     if sharded.fsdp:
-        shard_weights(forward, loaded.model.get_decoder(), mesh, set(head))
+        # Every replica has all of the adapters: they are small, and published from each.
+        apart = set() if loaded.adapters is None else adapter_parameters(loaded.model)
+        shard_weights(forward, loaded.model.get_decoder(), mesh, {*head, *apart})
         forward.own_outputs = True
         sharded.refresh()
-    packs = loaded.adapters is None and can_pack(loaded.model.get_decoder())
+    packs = can_pack(loaded.model.get_decoder())
     if is_whole(mesh):
         leaves = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
         leaves |= {f"{CRITIC}.{number}": p for number, p in enumerate(head)}

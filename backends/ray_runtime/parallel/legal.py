@@ -9,6 +9,7 @@ from torch import nn
 
 from rlflow.backends.ray_runtime.heads import ValueHeadModel
 from rlflow.backends.ray_runtime.models import LoadedModel
+from rlflow.backends.ray_runtime.parallel.adapters import linear
 from rlflow.diagnostics.diagnostic import RunFailure
 from rlflow.ir.flow import Layout
 
@@ -28,9 +29,8 @@ def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
             replace(layout, cp=1, dp=layout.dp * layout.cp),
         )
     divided = layout.tp > 1 or layout.pp > 1 or layout.ep > 1 or layout.etp > 1
-    if loaded.adapters is not None and (divided or layout.zero == 3):
-        nearest = Layout(dp=layout.size, zero=min(layout.zero, 2), recompute=layout.recompute)
-        raise _refusal(loaded, layout, "a model with LoRA adapters is whole on every rank", nearest)
+    if loaded.adapters is not None:
+        _check_adapters(loaded, layout)
     if divided:
         _check_structure(loaded, layout)
     if layout.zero == 3 or layout.recompute != "none":
@@ -50,17 +50,38 @@ def refuse_impossible(loaded: LoadedModel, layout: Layout) -> None:
         )
 
 
+def _check_adapters(loaded: LoadedModel, layout: Layout) -> None:
+    why, nearest = "", layout
+    if layout.pp > 1:
+        why = "a model with LoRA adapters has all of its layers on every rank"
+        nearest = replace(layout, pp=1, vp=1, split=(), dp=layout.dp * layout.pp)
+    elif layout.ep > 1 or layout.etp > 1:
+        why = "a model with LoRA adapters has all of its experts on every rank"
+        nearest = replace(layout, ep=1, etp=1)
+    elif layout.tp > 1 and hasattr(loaded.model.config, "num_experts"):
+        why = "a model with experts and LoRA adapters is whole on every rank"
+        nearest = replace(layout, tp=1, sp=False, dp=layout.dp * layout.tp)
+    elif layout.sp:
+        why = "what lies between the parts of a model with LoRA adapters is whole on every rank"
+        nearest = replace(layout, sp=False)
+    elif layout.tp > 1 and loaded.critic is not None:
+        why = "a model with LoRA adapters and a value head on its body is whole on every rank"
+        nearest = replace(layout, tp=1, dp=layout.dp * layout.tp)
+    if why:
+        raise _refusal(loaded, layout, why, nearest)
+
+
 def _check_structure(loaded: LoadedModel, layout: Layout) -> None:
     model = loaded.model
     decoder = model.get_decoder()
     for layer in getattr(decoder, "layers", [None]):
         attention, feed_forward = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-        linear = [getattr(attention, name, None) for name in _ATTENTION]
+        parts = [getattr(attention, name, None) for name in _ATTENTION]
         if hasattr(feed_forward, "experts") and model.config.model_type != "qwen3_moe":
-            linear.append(None)
+            parts.append(None)
         elif not hasattr(feed_forward, "experts"):
-            linear += [getattr(feed_forward, name, None) for name in _FEED_FORWARD]
-        if not all(isinstance(module, nn.Linear) for module in linear):
+            parts += [getattr(feed_forward, name, None) for name in _FEED_FORWARD]
+        if not all(isinstance(linear(part), nn.Linear) for part in parts):
             raise _refusal(
                 loaded,
                 layout,

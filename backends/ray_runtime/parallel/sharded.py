@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rlflow.backends.ray_runtime.adapters import plain_name
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.parallel.experts import shard_experts
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
@@ -23,6 +24,7 @@ from rlflow.backends.ray_runtime.parallel.weights import (
     Spec,
     divides_experts,
     layer_of,
+    of_adapter,
     reshard_views,
     specs_of,
 )
@@ -43,6 +45,8 @@ class ShardedModel:
         self.specs = specs_of(loaded.model)
         """Of the whole model."""
         self.fsdp = mesh.layout.zero == 3 and (mesh.dp is not None or mesh.expert_dp is not None)
+        if loaded.adapters is not None and (mesh.tp is not None or self.fsdp):
+            loaded.adapters.leave_base()
         self._stage_of_layer: dict[int, int] = {}
         if self.layout.pp > 1:
             layers = len(loaded.model.get_decoder().layers)
@@ -106,7 +110,10 @@ class ShardedModel:
     # --- live views --------------------------------------------------------------------------------------------------
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
-        """Live views of this rank's weights, with the names and shapes of `rlflow.reshard.shards.Sharding`."""
+        """Live views of this rank's weights, or of the adapters that are trained instead, with the names and shapes of
+        `rlflow.reshard.shards.Sharding`."""
+        if self.loaded.adapters is not None:
+            return self.loaded.adapters.tensors()
         return {
             canonical: view
             for name, parameter in self.parameters.items()
@@ -114,19 +121,25 @@ class ShardedModel:
         }
 
     def load_full(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite this rank's weights from those of the whole model, under the names of its state dict."""
+        """Overwrite this rank's weights from those of the whole model, under the names of its state dict; of a model
+        with adapters these alone."""
         for name, parameter in self.parameters.items():
+            if self._frozen(name):
+                continue
             target = plain(parameter)
             with torch.no_grad():
                 for whole, mine in self._pieces(self.specs[name], self.mesh.place):
                     target[mine] = state[name][whole].to(target)
 
-    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Every weight of the whole model, float32 on the CPU of the mesh's first rank, None on the others.
+    def full_tensors(self, frozen: bool = True) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Every weight of the whole model, float32 on the CPU of the mesh's first rank, None on the others. Without
+        `frozen` those of a model with adapters are left out.
 
         Collective: all ranks of the mesh go through all of it. One tensor is there at a time.
         """
         for name, spec in self.specs.items():
+            if not frozen and self._frozen(name):
+                continue
             whole = torch.zeros(spec.shape) if self.mesh.rank == 0 else None
             for rank, pieces in self._senders(spec):
                 if self.mesh.rank == rank:
@@ -140,6 +153,10 @@ class ShardedModel:
                     for at, mine in pieces:
                         whole[at] = local[mine]
             yield name, whole
+
+    def _frozen(self, name: str) -> bool:
+        """Whether adapters are trained in its place."""
+        return self.loaded.adapters is not None and not of_adapter(name)
 
     def _senders(self, spec: Spec) -> Iterator[tuple[int, list[tuple[Any, Any]]]]:
         """One rank for every distinct part of a weight, and the part's pieces."""
@@ -165,7 +182,7 @@ class ShardedModel:
     def _rows(self, spec: Spec, place: Place) -> tuple[int, int]:
         """[low, high) of dimension 0 of the local weight that ZeRO-3 leaves to the rank."""
         extent = spec.local_shape(self.layout)[0]
-        if not self.fsdp:
+        if not self.fsdp or of_adapter(spec.name):
             return 0, extent
         if spec.rule.of_experts:
             return chunk(extent, self.layout.expert_replicas, place.expert_replica)
@@ -192,12 +209,26 @@ class ShardedModel:
         """(box of a whole weight, box of this rank's), which tile what the rank has of it."""
         return self._pieces(self.specs[name], self.mesh.place)
 
+    def share(self, other: ShardedModel) -> int:
+        """Take the tensors of `other`, a model with adapters whose frozen weights this one has, cut over the same mesh,
+        in place of its own. Returns how many; none under FSDP, which has memory of its own for each."""
+        if self.mesh is not other.mesh or self.fsdp:
+            return 0
+        theirs = {plain_name(name): parameter for name, parameter in other.parameters.items()}
+        taken = {id(parameter): theirs[name] for name, parameter in self.parameters.items()}
+        for module in self.loaded.model.modules():
+            for key, parameter in module._parameters.items():
+                if id(parameter) in taken:
+                    module._parameters[key] = taken[id(parameter)]
+        self.refresh()
+        return len(taken)
+
     # --- what gradients mean -----------------------------------------------------------------------------------------
 
     def sharded_over_replicas(self, name: str) -> bool:
         """Whether FSDP has reduced the gradient of a weight over data parallelism already, and holds a part of it."""
         group = self.mesh.expert_dp if self.specs[name].rule.of_experts else self.mesh.dp
-        return self.fsdp and group is not None
+        return self.fsdp and group is not None and not of_adapter(name)
 
 
 def _is_embedding(name: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from rlflow.backends.ray_runtime.parallel.adapters import plain_input, with_adapters
 from rlflow.backends.ray_runtime.parallel.collectives import join_rows, split_rows
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh
 from rlflow.backends.ray_runtime.parallel.vocabulary import VocabularyHead, padded_rows
@@ -41,14 +42,8 @@ class KvCopies(ParallelStyle):  # type: ignore[misc]
         for name, parameter in list(module.named_parameters()):
             part = parameter.detach().chunk(self.heads)[head].clone()
             module.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
-        module.register_forward_pre_hook(_plain_input)
+        module.register_forward_pre_hook(plain_input)
         return module
-
-
-def _plain_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A replicated DTensor as a plain tensor, whose gradient is a part of the whole one."""
-    first = inputs[0]
-    return (first.to_local(grad_placements=[Partial()]), *inputs[1:]) if isinstance(first, DTensor) else inputs
 
 
 def shard_decoder(decoder: Any, mesh: Mesh, device_mesh: DeviceMesh) -> None:
@@ -82,6 +77,8 @@ def shard_decoder(decoder: Any, mesh: Mesh, device_mesh: DeviceMesh) -> None:
                 "mlp.up_proj": ColwiseParallel(),
                 "mlp.down_proj": RowwiseParallel(output_layouts=between),
             }
+        assert mesh.tp is not None
+        plan = with_adapters(layer, plan, mesh.tp, kv_heads)
         parallelize_module(layer, device_mesh, plan, src_data_rank=None)
         heads = int(config.num_attention_heads) // tp
         layer.self_attn.num_key_value_groups = heads // max(1, kv_heads // tp)

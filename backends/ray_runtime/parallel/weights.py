@@ -1,7 +1,8 @@
 """Which part of every weight a rank holds: the rules of `rlflow.reshard.catalogue`, on the names of transformers.
 
 A matrix is [out, in]. transformers keeps the experts of a layer as `experts.gate_up_proj` [experts, 2 x inner, hidden],
-gate above up, and `experts.down_proj` [experts, hidden, inner].
+gate above up, and `experts.down_proj` [experts, hidden, inner]. A layer with an adapter (parallel/adapters.py) has its
+weight as `base_layer.weight`, `lora_A.default.weight` [rank, in] and `lora_B.default.weight` [out, rank].
 """
 
 from __future__ import annotations
@@ -48,19 +49,25 @@ class Rule(Enum):
 _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(r"\.experts\.gate_up_proj$"), Rule.EXPERTS_UP),
     (re.compile(r"\.experts\.down_proj$"), Rule.EXPERTS_DOWN),
-    (re.compile(r"\.(q_proj|gate_proj|up_proj)\.(weight|bias)$"), Rule.ROWS),
-    (re.compile(r"\.(k_proj|v_proj)\.(weight|bias)$"), Rule.KV),
-    (re.compile(r"\.(o_proj|down_proj)\.weight$"), Rule.COLUMNS),
+    (re.compile(r"\.(q_proj|gate_proj|up_proj)\.(base_layer\.|lora_B\.\w+\.)?(weight|bias)$"), Rule.ROWS),
+    (re.compile(r"\.(k_proj|v_proj)\.(base_layer\.|lora_B\.\w+\.)?(weight|bias)$"), Rule.KV),
+    (re.compile(r"\.(o_proj|down_proj)\.(base_layer\.|lora_A\.\w+\.)?weight$"), Rule.COLUMNS),
     (re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$"), Rule.VOCABULARY),
 )
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SUMMED_OVER_TP = re.compile(r"\.(q_norm|k_norm)\.weight$")
 _LAYER_NORM = re.compile(r"\.layers\.\d+\.\w+_layernorm\.weight$")
+_ADAPTER_OF_ROWS = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.lora_A\.\w+\.weight$")
 _ROUTER = re.compile(r"\.mlp\.gate\.weight$")
 
 
 def rule_of(name: str) -> Rule:
     return next((rule for pattern, rule in _RULES if pattern.search(name)), Rule.WHOLE)
+
+
+def of_adapter(name: str) -> bool:
+    """Whether it is an A or B."""
+    return ".lora_" in name
 
 
 def layer_of(name: str) -> int | None:
@@ -72,6 +79,8 @@ def layer_of(name: str) -> int | None:
 def summed_over_tp(name: str, layout: Layout) -> bool:
     """Whether a whole weight is used by every tensor-parallel rank for a part of the work only."""
     if layout.sp and _LAYER_NORM.search(name):
+        return True
+    if _ADAPTER_OF_ROWS.search(name):
         return True
     return bool(_SUMMED_OVER_TP.search(name) or (divides_experts(layout) and _ROUTER.search(name)))
 

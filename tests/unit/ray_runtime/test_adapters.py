@@ -101,6 +101,14 @@ def test_targets_are_layers_of_every_block(
     assert not any("lm_head" in name or "embed" in name for name in found)
 
 
+def test_what_is_added_is_bit_for_bit_what_peft_adds() -> None:
+    _, adapters = adapted()
+    noise(adapters)
+    for name, weight in adapters.effective():
+        layer = adapters._layers[name]
+        assert torch.equal(weight, layer.get_base_layer().weight + layer.get_delta_weight("default"))
+
+
 def test_one_block_alone() -> None:
     loaded, adapters = adapted(lora(targets=("layers.1.self_attn.q_proj",)))
     assert list(adapters._layers) == ["model.layers.1.self_attn.q_proj"]

@@ -16,6 +16,7 @@ from rlflow.backends.ray_runtime.models import LoadedModel, derive
 from rlflow.backends.ray_runtime.parallel import executor
 from rlflow.backends.ray_runtime.parallel.legal import refuse_impossible
 from rlflow.backends.ray_runtime.parallel.mesh import Mesh, make_mesh
+from rlflow.backends.ray_runtime.parallel.sharded import plain
 from rlflow.backends.ray_runtime.parallel.weights import reshard_views
 from rlflow.backends.ray_runtime.trainer import Trainer
 from rlflow.cluster.presets.architecture import Architecture
@@ -285,23 +286,45 @@ def critic_against_one_process(layout: Layout, shared: bool) -> float:
     return worst
 
 
-def adapters_against_one_process(layout: Layout) -> float:
-    """Losses and adapters of a model with LoRA: the largest relative difference."""
+def adapters_against_one_process(kind: str, layout: Layout, changes: dict[str, Any], compute: str) -> dict[str, Any]:
+    """Losses, log-probabilities and merged weights of a model with LoRA: the largest relative differences. And whether
+    this rank has the same frozen weights as before, and moments of adapters alone."""
     batch = models.samples(ROWS)
     op = Train(model="actor", loss=LOSS[:1], optimizer=AdamW(lr=1e-2), minibatch=5)
     mesh = make_mesh(layout, range(layout.size), timeout=DEADLINE)
     mine = np.arange(ROWS)[np.arange(ROWS) % layout.dp == mesh.dp_rank]
     trainers = []
     for on in (None, mesh):
-        loaded = models.make("qwen3")
+        loaded = models.make(kind, **changes)
         loaded.adapters = Adapters(loaded.model, Lora(rank=4, alpha=8.0, targets="all_linear"))
-        trainers.append(Trainer(loaded, "fp32", on))
+        trainers.append(Trainer(loaded, compute, on))  # type: ignore[arg-type]
     alone, spread = trainers
-    worst = 0.0
+    frozen = _frozen(spread)
+    losses = 0.0
     for step in range(3):
         one = alone.train(batch, np.linspace(-1, 1, ROWS), op, seed=0, step=step)
         many = spread.train(batch.select(mine), np.linspace(-1, 1, ROWS)[mine], op, seed=0, step=step, rows=mine)
-        worst = max(worst, _apart(one["actor/loss"], many["actor/loss"]))
-    effective = [list(trainer.loaded.adapters.effective()) for trainer in trainers]
-    pairs = zip(*effective, strict=True)
-    return max(worst, *(_apart(a, b) for (_, a), (_, b) in pairs))
+        losses = max(losses, *(_apart(one[name], many[name]) for name in ("actor/loss", "actor/grad_norm")))
+    wanted = alone.logprobs(batch, 1.0).select(mine).values
+    logprobs = _apart(wanted, spread.logprobs(batch.select(mine), 1.0).values)
+    whole = {name: tensor for name, tensor in spread.full_tensors() if tensor is not None}
+    merged, weights = dict(alone.loaded.adapters.merged().named_parameters()), 0.0
+    for name, tensor in spread.loaded.adapters.merged_tensors(whole).items():
+        weights = max(weights, _apart(merged[name], tensor))
+    return {
+        "losses": losses,
+        "logprobs": logprobs,
+        "weights": weights,
+        "compared": len(whole) > 0,
+        "frozen": frozen == _frozen(spread),
+        "moved": sum(tensor.numel() for tensor in spread.moved_tensors()),
+        "adapters": sum(tensor.numel() for tensor in spread.local_tensors().values()),
+    }
+
+
+def _frozen(trainer: Trainer) -> str:
+    digest = hashlib.sha256()
+    for parameter in trainer.sharded.parameters.values():
+        if not parameter.requires_grad:
+            digest.update(plain(parameter).numpy().tobytes())
+    return digest.hexdigest()

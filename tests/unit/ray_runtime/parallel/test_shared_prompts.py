@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from rlflow.backends.ray_runtime import shared_prompts
+from rlflow.backends.ray_runtime.adapters import Adapters
 from rlflow.backends.ray_runtime.batch import Batch, Packed
 from rlflow.backends.ray_runtime.packing import MicroBatch, Sequences
 from rlflow.backends.ray_runtime.parallel.executor import Executor
 from rlflow.backends.ray_runtime.shared_prompts import shared_micro_batches, worth_sharing
 from rlflow.backends.ray_runtime.trainer import Trainer
-from rlflow.ir.ops import AdamW, Entropy, PpoClip, Train
+from rlflow.ir.ops import AdamW, Entropy, Lora, PpoClip, Train
 from tests.unit.ray_runtime.parallel import models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,16 +46,17 @@ class Watched(Executor):
 
 
 @pytest.mark.parametrize(
-    ("kind", "attention", "budget", "mask"),
+    ("kind", "attention", "budget", "mask", "lora"),
     [
-        ("llama", "rlflow", 1000, False),
-        ("qwen2", "sdpa", 40, False),
-        ("qwen3", "rlflow", 40, True),
-        ("qwen3_moe", "rlflow", 1000, False),
+        ("llama", "rlflow", 1000, False, False),
+        ("qwen2", "sdpa", 40, False, False),
+        ("qwen3", "rlflow", 40, True, False),
+        ("qwen3", "rlflow", 1000, False, True),
+        ("qwen3_moe", "rlflow", 1000, False, False),
     ],
 )
 def test_predictions_and_gradients_are_those_of_rectangles(
-    kind: str, attention: str, budget: int, mask: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, attention: str, budget: int, mask: bool, lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = groups(mask=mask)
     op = Train(
@@ -70,13 +72,17 @@ def test_predictions_and_gradients_are_those_of_rectangles(
         monkeypatch.setattr(shared_prompts, "WORTH", worth)
         loaded = models.make(kind)
         loaded.model.set_attn_implementation(attention)
+        if lora:
+            loaded.adapters = Adapters(loaded.model, Lora(rank=4, alpha=8.0, targets="all_linear"))
+            for number, tensor in enumerate(loaded.adapters.tensors().values()):
+                tensor.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(number))
         trainer = Trainer(loaded, "fp32")
         watched = Watched(trainer._parts.executor._forward, shares=True)
         trainer._parts.executor = watched
         logp = trainer.logprobs(batch, 0.8, budget).values
         trainer.train(batch, np.linspace(-1, 1, batch.rows), op, seed=0, step=0)
         assert all((micro.families is not None) is (worth == 0) for micro in watched.seen)
-        found.append((logp, [p.grad for p in loaded.model.parameters()]))
+        found.append((logp, [p.grad for p in loaded.model.parameters() if p.requires_grad]))
     torch.testing.assert_close(found[0], found[1], atol=2e-6, rtol=1e-4)
 
 

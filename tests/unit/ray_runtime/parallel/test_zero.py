@@ -50,19 +50,3 @@ def test_optimizer_state_is_divided(workers: Workers, zero: int, parts: int) -> 
 @pytest.mark.parametrize("layout", [Layout(dp=2, zero=1), Layout(dp=2, zero=3), Layout(tp=2)])
 def test_a_rank_goes_on_from_its_saved_state(workers: Workers, layout: Layout) -> None:
     assert all(workers.run(jobs.saved_and_resumed, layout, ranks=2))
-
-
-@pytest.mark.parametrize("layout", [Layout(dp=2, zero=1, recompute="full"), Layout(dp=3, zero=2), Layout(dp=2)])
-def test_adapters_equal_one_process(workers: Workers, layout: Layout) -> None:
-    for difference in workers.run(jobs.adapters_against_one_process, layout, ranks=layout.size):
-        assert difference < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("layout", "nearest"),
-    [(Layout(tp=2, dp=2, zero=1), "`dp = 4, zero = 1`"), (Layout(dp=2, zero=3), "`dp = 2, zero = 2`")],
-)
-def test_adapters_on_parts_of_a_model_are_refused(layout: Layout, nearest: str) -> None:
-    failure = jobs.refusal("qwen3", layout, lora=True)
-    assert "LoRA" in failure.notes[0]
-    assert failure.help == (f"the nearest layout that runs is {nearest}",)
