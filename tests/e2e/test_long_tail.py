@@ -36,7 +36,7 @@ def prepared(project: Any) -> list[Path]:
     paths = []
     for name, body in (("together", ""), ("stream", TRIGGER)):
         paths.append(project.root / f"{name}.rlflow")
-        paths[-1].write_text(flow + SCHEDULE.format(ranks=1, body=body) + CLUSTER, "utf-8")
+        paths[-1].write_text(flow + SCHEDULE.format(ranks=1, body=body, layout="") + CLUSTER, "utf-8")
     return paths
 
 
