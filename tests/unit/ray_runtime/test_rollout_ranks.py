@@ -128,7 +128,9 @@ def test_the_environment_is_asked_once(workers: Workers) -> None:
     found = workers.run(jobs.talked, Layout(tp=2), "qwen3", ranks=2)
     assert found[0]["tokens"] == found[1]["tokens"]
     assert any(0 in mask for mask in found[0]["mask"])
-    assert all(one["off"] < 2e-5 for one in found)
+    # Sums in other orders, over conversations of many turns: 0.8e-5 to 2e-5 from run to run. A wrong position or a
+    # turn that the cache lacks is a thousand times that.
+    assert all(one["off"] < 1e-4 for one in found)
 
 
 @pytest.mark.parametrize("lora", [False, True])
