@@ -32,7 +32,7 @@ FOLDER: Final = "adapter"
 """Below the model's folder: transformers applies an adapter that it finds beside merged weights once more."""
 BASE_DIGEST: Final = "base.sha256"
 _WEIGHTS: Final = "adapter_model.safetensors"
-_NAME: Final = "default"
+NAME: Final = "default"
 _PREFIX: Final = "base_model.model."
 """Of every name in a file of peft's."""
 _PARTS: Final = ("lora_A", "lora_B")
@@ -82,20 +82,25 @@ class Adapters:
     def tensors(self) -> dict[str, torch.Tensor]:
         """A and B of every adapted layer as this rank has them, live and without gradients: float32, by name."""
         return {
-            f"{name}.{part}.weight": getattr(layer, part)[_NAME].weight.detach()
+            f"{name}.{part}.weight": getattr(layer, part)[NAME].weight.detach()
             for name, layer in self._layers.items()
             for part in _PARTS
         }
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The adapted layers, by their names in `base`."""
+        return tuple(self._layers)
+
     def scaling(self, layer: str) -> float:
         """alpha / rank of a layer."""
-        return float(self._layers[layer].scaling[_NAME])
+        return float(self._layers[layer].scaling[NAME])
 
     def effective(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every adapted layer's name in `base` and its weight W + (alpha / rank) B A, float32 [out, in]."""
         with torch.no_grad():
             for name, layer in self._layers.items():
-                a, b = (getattr(layer, part)[_NAME].weight for part in _PARTS)
+                a, b = (getattr(layer, part)[NAME].weight for part in _PARTS)
                 yield name, add_adapter(layer.get_base_layer().weight, a, b, self.scaling(name))
 
     def merged(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -215,7 +220,7 @@ def check_shapes(folder: Path, saved: Mapping[str, torch.Tensor], wanted: Mappin
 def parameter_name(name: str) -> str:
     """The trained model's name of an A or B that reshards call `name`."""
     layer, part, _ = name.rsplit(".", 2)
-    return f"{layer}.{part}.{_NAME}.weight"
+    return f"{layer}.{part}.{NAME}.weight"
 
 
 def plain_name(parameter: str) -> str:

@@ -49,11 +49,11 @@ Enough: TypeAlias = Callable[[np.ndarray], bool]
 class Handover(Protocol):
     """Takes complete samples out of a call of `generate_partial` that goes on with the others."""
 
-    def wanted(self, complete: np.ndarray) -> bool:
-        """Given bool [samples] as in `Enough`, at every token: whether those not taken yet are to be given now."""
+    def wanted(self, waiting: np.ndarray) -> bool:
+        """Given bool [samples], which are complete and not taken yet, at every token: whether to give them now."""
 
     def take(self, samples: Batch) -> None:
-        """Complete samples that were not given before, none perhaps, with the columns of `Generated`."""
+        """Those, with the columns of `Generated`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlflow.backends.ray_runtime.decoder import Decoder
-from rlflow.backends.ray_runtime.engine import Ends
+from rlflow.backends.ray_runtime.engine import Ends, Enough
 from rlflow.backends.ray_runtime.engine_gate import ENOUGH, GIVE, GO_ON, Gate
 from rlflow.backends.ray_runtime.models import LoadedModel
 from rlflow.backends.ray_runtime.randomness import uniforms
@@ -24,8 +24,6 @@ from rlflow.protocol.samples import Segment
 
 Resume: TypeAlias = Callable[[int], tuple[int, bool]]
 """Wait until a pause is over: the version of the weights from then on, and whether the cache is gone."""
-Look: TypeAlias = Callable[[np.ndarray], bool]
-"""Given bool [samples], which are complete: whether something is to happen at this token."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ class Generation:
         gate: Gate,
         replica: Replica,
         resume: Resume,
-        enough: Look | None = None,
-        wanted: Look | None = None,
+        enough: Enough | None = None,
+        wanted: Enough | None = None,
         give: Callable[[], None] = lambda: None,
         ends: Ends | None = None,
         spells: Spells | None = None,

@@ -35,7 +35,7 @@ class MergedAdapters:
         self._shapes = adapters.shapes
         self._sharding: Sharding | None = None
         self._rank = 0
-        layers = [name.removesuffix(".lora_A.weight") for name in adapters.shapes if name.endswith(".lora_A.weight")]
+        layers = adapters.layers
         self._scaling = {name: adapters.scaling(name) for name in layers}
         whole, frozen = adapters.tensors(), whole_tensors(adapters.base)
         missing = [name for name in layers if f"{name}.weight" not in into]

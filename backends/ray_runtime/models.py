@@ -114,8 +114,8 @@ def derive(loaded: LoadedModel, kind: Literal["frozen", "value", "shared"]) -> L
     """Another model from the first weights of `loaded`: a copy never trained, or one with a value head.
 
     With adapters the weights are frozen already: the copy is modules of its own, which a trainer may cut, over the
-    tensors of the model without them. `shared` is a
-    value head on the body of `loaded` itself, which knows it as its `critic` from then on.
+    tensors of the model without them. `shared` is a value head on the body of `loaded` itself, which knows it as its
+    `critic` from then on.
     """
     base = loaded.model if loaded.adapters is None else loaded.adapters.base
     derived = copy.copy(loaded)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.backends.ray_runtime.checkpoint_folder import latest_step, whole_steps
+from rlflow.backends.ray_runtime.deliveries import save_every
 from rlflow.backends.ray_runtime.failures import is_echo, is_late, with_notes
 from rlflow.diagnostics.diagnostic import RunFailure
-from rlflow.plan import Plan, SaveCheckpoint
+from rlflow.plan import Plan
 
 DEFAULT_RESTARTS = 3
 """Of one `rlflow run`."""
@@ -94,27 +95,21 @@ def step_to_resume(folder: Path, recorded: int | None, plan: Plan) -> int | None
     older = [step for step in whole_steps(folder) if step <= recorded]
     if older:
         return max(older)
-    return None if newest <= (_first_save(plan) or newest) else newest
+    return None if newest <= (save_every(plan) or newest) else newest
 
 
 def from_the_start(plan: Plan, recorded: int | None, run_dir: Path) -> str:
     """For a run without a checkpoint: that it starts again at its first step, in words. RLF5010 where it had come so
     far that a checkpoint must have been there: steps that were trained are not thrown away for a missing folder.
     A checkpoint is written beside the steps, and is whole before the next one begins."""
-    first = _first_save(plan)
+    first = save_every(plan)
     done = recorded or 0
-    if done and (first is None or done >= 2 * first):
+    if done and (not first or done >= 2 * first):
         steps = "1 step is" if done == 1 else f"{done} steps are"
-        due = "nothing is saved before the end" if first is None else f"the first was due after step {first}"
+        due = "nothing is saved before the end" if not first else f"the first was due after step {first}"
         raise RunFailure(
             "RLF5010",
             f"there is no checkpoint to resume from in `{run_dir}`: {steps} done, and {due}",
             help=("start it anew in another run folder",),
         )
     return "it ended before its first checkpoint was whole: it starts again at step 1"
-
-
-def _first_save(plan: Plan) -> int | None:
-    """The step after which the first checkpoint is written; None = with the last step only."""
-    saves = [i.every for program in plan.programs for i in program.step if isinstance(i, SaveCheckpoint) and i.every]
-    return min(saves, default=None)

@@ -289,6 +289,9 @@ class RolloutEngine:
         def taken(which: np.ndarray) -> Batch:
             return self._samples(prompts, op, run, which, None, begun).with_columns(step=run.work.step[which])
 
+        def wanted(complete: np.ndarray) -> bool:
+            return handover is not None and handover.wanted(complete & ~given)
+
         def give() -> None:
             new = rows[run.complete[rows] & ~given[rows]]
             given[new] = True
@@ -297,8 +300,7 @@ class RolloutEngine:
 
         with self._call():
             work = self._work(prompts, op, step, begun)
-            wanted = None if handover is None else handover.wanted
-            run = self._generation(work, op, seed, None, enough, ends, wanted, give)
+            run = self._generation(work, op, seed, None, enough, ends, None if handover is None else wanted, give)
             with torch.inference_mode():
                 run.run(rows[~run.complete[rows]], self._rows_at_once(work, op), _COMPACT_SHARE)
         rows = rows[~given[rows]]

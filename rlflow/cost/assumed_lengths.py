@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rlflow.cost.draws import LengthSampler
 from rlflow.cost.lengths import Fixed, Lengths, Lognormal
+from rlflow.cost.stated_lengths import StatedLengths
 from rlflow.plan_decisions import EngineEstimate
 
 PROMPT_TOKENS = 256
@@ -28,9 +29,7 @@ def stated_lengths(mean_new: float | None, max_new: int) -> Lengths:
 def assumed_lengths(facts: EngineEstimate) -> Lengths:
     """The distribution that the estimate of the stage assumes."""
     if facts.mean_new < facts.max_new:
-        if not facts.sigma:
-            return Fixed(facts.mean_new)
-        return Lognormal.of_mean(facts.mean_new, facts.max_new, facts.sigma, facts.prompt_share)
+        return StatedLengths(facts.mean_new, facts.sigma, facts.prompt_share).of(facts.max_new)
     return Fixed(facts.max_new)
 
 

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel
 
+from rlflow.backends.ray_runtime.adapters import NAME
 from rlflow.backends.ray_runtime.parallel.collectives import leave
-
-_ADAPTER = "default"
+from rlflow.backends.ray_runtime.parallel.weights import of_adapter
 
 
 class _Whole(ParallelStyle):  # type: ignore[misc]
@@ -57,7 +57,7 @@ def with_adapters(
             found[name] = style
             continue
         found[f"{name}.base_layer"] = style
-        a, b = f"{name}.lora_A.{_ADAPTER}", f"{name}.lora_B.{_ADAPTER}"
+        a, b = f"{name}.lora_A.{NAME}", f"{name}.lora_B.{NAME}"
         if isinstance(style, RowwiseParallel):
             found[a] = _Cut(1, tp, rank, group)
             continue
@@ -80,4 +80,4 @@ def linear(module: Any) -> Any:
 
 def adapter_parameters(model: nn.Module) -> set[nn.Parameter]:
     """All A and B."""
-    return {parameter for name, parameter in model.named_parameters() if ".lora_" in name}
+    return {parameter for name, parameter in model.named_parameters() if of_adapter(name)}

@@ -375,17 +375,13 @@ class _Handover:
     def __init__(self, sampler: Sampler, ids: np.ndarray) -> None:
         self._sampler, self._ids = sampler, ids
         self._told = np.zeros(len(ids), dtype=bool)
-        self._given = self._told
 
-    def wanted(self, complete: np.ndarray) -> bool:
-        new = complete & ~self._told
+    def wanted(self, waiting: np.ndarray) -> bool:
+        new = waiting & ~self._told
         if new.any():
             self._sampler.tell_finished(self._ids[new].tolist())
-            self._told = complete.copy()
-        if not self._sampler.asked or not (complete & ~self._given).any():
-            return False
-        self._given = complete.copy()
-        return True
+            self._told |= new
+        return self._sampler.asked and bool(waiting.any())
 
     def take(self, samples: Batch) -> None:
         self._sampler.keep(samples)

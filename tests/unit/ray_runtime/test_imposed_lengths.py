@@ -84,8 +84,8 @@ class _Takes:
     def __init__(self) -> None:
         self.taken: list[Batch] = []
 
-    def wanted(self, complete: np.ndarray) -> bool:
-        return int(complete.sum()) > sum(part.rows for part in self.taken)
+    def wanted(self, waiting: np.ndarray) -> bool:
+        return bool(waiting.any())
 
     def take(self, samples: Batch) -> None:
         self.taken.append(samples)

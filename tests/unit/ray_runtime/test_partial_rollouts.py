@@ -89,8 +89,8 @@ class Takes:
         self.parts = parts
         self.taken: list[Batch] = []
 
-    def wanted(self, complete: np.ndarray) -> bool:
-        return bool(self.parts) and int(complete.sum()) - sum(part.rows for part in self.taken) >= self.parts[0]
+    def wanted(self, waiting: np.ndarray) -> bool:
+        return bool(self.parts) and int(waiting.sum()) >= self.parts[0]
 
     def take(self, samples: Batch) -> None:
         self.parts.pop(0)
